@@ -1,0 +1,1 @@
+"""flintc: a declarative kernel-fusion compiler for the Flint language model."""

@@ -1,0 +1,100 @@
+"""The plan: what a bundle's runtime needs to know to run a partitioned graph. Pure data, JSON in and out.
+
+Codegen makes it, the bundle stores it, the runtime executes it. It carries the graph, so that a backend without
+kernels (the reference) can run from it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from flintc.ir.graph import Graph
+from flintc.ir.types import Dim, TensorType
+
+#: Type of a kernel parameter, in Triton's signature words.
+ParamType = Literal["*bf16", "*fp32", "*i32", "*u8", "i32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter of a kernel entry, in signature order. ``aligned``: pointers are 16-byte aligned."""
+
+    name: str
+    type: ParamType
+    aligned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One generated kernel entry, shared by every launch with the same structure.
+
+    ``constants`` are bound at compile time; ``waits`` says that the kernel executes ``griddepcontrol.wait`` and
+    must be launched with the programmatic-stream-serialization attribute.
+    """
+
+    name: str
+    source: str
+    params: tuple[Param, ...]
+    constants: Mapping[str, int | float | bool]
+    num_warps: int
+    num_stages: int
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """What a launch passes for a parameter.
+
+    ``value``: pointer to a graph value (its buffer, or weight, table, cache, input).
+    ``part``: pointer to one component of a packed weight, as ``value#component`` (``codes``, ``scales``, ``scale``).
+    ``scratch``: pointer to a scratch buffer. ``symbol``: an i32 run-time symbol (``B``, ``S``, ``T``, ...).
+    """
+
+    kind: Literal["value", "part", "scratch", "symbol"]
+    ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """One launch: a kernel, its grid (dimensions may hold symbols), its arguments in parameter order."""
+
+    name: str
+    kernel: str
+    grid: tuple[Dim, Dim, Dim]
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Device memory shared by activations whose lifetimes do not overlap; ``nbytes`` holds symbols.
+
+    ``nbytes`` is the maximum over its values, kept as their types so that it can be sized once symbols are known.
+    """
+
+    name: str
+    types: tuple[TensorType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory a kernel needs besides values: arrival counters. Zeroed once, left zero by every launch."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything needed to run one forward step.
+
+    buffers: by name; ``placement`` maps each activation that lives in device memory to its buffer.
+    """
+
+    graph: Graph
+    kernels: Mapping[str, Kernel]
+    launches: tuple[PlannedLaunch, ...]
+    buffers: Mapping[str, Buffer]
+    placement: Mapping[str, str]
+    scratch: Mapping[str, Scratch]
