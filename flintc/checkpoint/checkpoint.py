@@ -1,0 +1,102 @@
+"""What every checkpoint format offers, and the choice of format by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+
+from flintc.errors import CheckpointError
+from flintc.ir.graph import Graph
+from flintc.reference.nvfp4 import Nvfp4
+
+if TYPE_CHECKING:
+    from flintc.spec import BoundModel, Spec
+
+WeightsFormat = Literal["bf16", "nvfp4"]
+#: Called as weights arrive: (weights loaded so far, weights in all, name of the weight).
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SpecMatch:
+    """What a checkpoint says of itself, as ``match:`` in a spec names it; the fields of ``spec_for``.
+
+    architecture: an entry of config.json's ``architectures``. gguf: ``general.architecture`` of a GGUF file.
+    """
+
+    architecture: str | None = None
+    gguf: str | None = None
+
+
+@dataclass
+class LoadReport:
+    """What a load did with the file.
+
+    used: names of the stored tensors that became weights. notes: one line for everything done to values on the
+    way (a rounding, say) and for metadata that was ignored.
+    """
+
+    used: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Checkpoint(Protocol):
+    """An opened checkpoint: its metadata is read and checked, no weight is in memory yet."""
+
+    path: Path
+    weights_format: WeightsFormat
+    #: config.json, or the metadata of a GGUF file.
+    metadata: Mapping[str, Any]
+    #: Filled by ``load``.
+    report: LoadReport
+
+    @property
+    def spec_match(self) -> SpecMatch:
+        """How to find the spec of this checkpoint."""
+        ...
+
+    def bind(self, spec: Spec) -> BoundModel:
+        """Sizes and layer sets of ``spec`` as this checkpoint states them; CheckpointError on a contradiction."""
+        ...
+
+    def load(
+        self,
+        graph: Graph,
+        model: BoundModel,
+        device: torch.device | str = "cpu",
+        progress: Progress | None = None,
+    ) -> dict[str, torch.Tensor | Nvfp4]:
+        """Every weight value of ``graph`` by name, of the type the graph gives it, on ``device``.
+
+        Streams weight by weight: besides the result, memory holds about one weight. CheckpointError where a
+        tensor is missing, unknown, damaged or of the wrong shape.
+        """
+        ...
+
+
+def open_checkpoint(path: str | Path, config: str | Path | None = None) -> Checkpoint:
+    """Open a folder of safetensors, or a ``.gguf`` file.
+
+    config: folder (or file) with the config.json to use instead of the one beside the weights.
+    Raises CheckpointError where the path is neither, or its metadata is missing or damaged.
+    """
+    path = Path(path)
+    config = None if config is None else Path(config)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or folder", remedy="pass a folder of safetensors or a .gguf file")
+    if path.is_dir():
+        from flintc.checkpoint.safetensors import open_safetensors
+
+        return open_safetensors(path, config)
+    if path.suffix == ".gguf":
+        from flintc.checkpoint.gguf_checkpoint import open_gguf
+
+        return open_gguf(path, config)
+    raise CheckpointError(
+        f"{path}: not a checkpoint",
+        remedy="pass the folder that holds config.json and the .safetensors files, or a .gguf file",
+    )
