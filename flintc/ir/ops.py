@@ -63,6 +63,23 @@ def _int(attrs: Attrs, name: str) -> int:
     return value
 
 
+def _window(attrs: Attrs) -> int | None:
+    window = attrs["window"]
+    if window is not None:
+        _need(_int(attrs, "window") > 0, f"window must be positive, not {window!r}")
+        assert isinstance(window, int)
+        return window
+    return None
+
+
+def _positive(attrs: Attrs, name: str) -> None:
+    value = attrs[name]
+    _need(
+        isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
+        f"{name} must be a positive number, not {value!r}",
+    )
+
+
 def _span(attrs: Attrs, name: str, t: TensorType) -> tuple[int, int]:
     """(first, count) of heads taken from a [B, heads, head_dim] tensor."""
     span = attrs[name]
@@ -98,6 +115,7 @@ def _add(types: Types, attrs: Attrs) -> Types:
 
 def _norm(types: Types, attrs: Attrs) -> Types:
     x, weight = types
+    _positive(attrs, "eps")
     _dtype(x, ("bf16", "f32"), "x")
     _dtype(weight, ("f32",), "weight")
     _matrix(weight, x.shape[-1])
@@ -129,6 +147,7 @@ def _head_norm(types: Types, attrs: Attrs) -> Types:
     _dtype(x, ("bf16",), "x")
     _dtype(weight, ("f32",), "weight")
     _matrix(weight, x.shape[2])
+    _positive(attrs, "eps")
     _, count = _span(attrs, "heads", x)
     return (TensorType("bf16", (x.shape[0], count, x.shape[2])),)
 
@@ -152,6 +171,7 @@ def _rope(types: Types, attrs: Attrs) -> Types:
 
 def _kv_write(types: Types, attrs: Attrs) -> Types:
     k, v, cache, positions, seqs, table = types
+    _window(attrs)
     _dtype(k, ("bf16",), "k")
     _dtype(v, ("bf16",), "v")
     for t, port in ((positions, "positions"), (seqs, "seqs"), (table, "table")):
@@ -193,6 +213,8 @@ def _flat(rows: Dim, heads: Dim, head: Dim) -> TensorType:
 
 def _attention(types: Types, attrs: Attrs) -> Types:
     q, _ = _attention_inputs(types)
+    _window(attrs)
+    _positive(attrs, "scale")
     _sinks(types, 5, q.shape[1])
     return (_flat(*q.shape),)
 
@@ -207,10 +229,9 @@ def splits(window: int | None, chunk: int) -> Dim:
 
 def _attention_partial(types: Types, attrs: Attrs) -> Types:
     q, _ = _attention_inputs(types)
-    chunk, window = _int(attrs, "chunk"), attrs["window"]
-    _need(chunk > 0, "chunk must be positive")
-    _need(window is None or (isinstance(window, int) and window > 0), f"window must be positive, not {window!r}")
-    assert window is None or isinstance(window, int)
+    chunk, window = _int(attrs, "chunk"), _window(attrs)
+    _need(chunk > 0, f"chunk must be positive, not {chunk}")
+    _positive(attrs, "scale")
     rows, heads, head = q.shape
     count = splits(window, chunk)
     stat = TensorType("f32", (rows, heads, count))
@@ -339,7 +360,8 @@ OPS: dict[str, OpDef] = {
             {},
             _rope,
             "rotation in FP32, one rounding",
-            "NeoX (rotate-half) rotation of all channels by the row's position; table f32[C, 2, head_dim/2] holds cosines then sines.",
+            "NeoX (rotate-half) rotation of all channels by the row's position; "
+            "table f32[C, 2, head_dim/2] holds cosines then sines.",
         ),
         OpDef(
             "kv_write",
@@ -348,7 +370,8 @@ OPS: dict[str, OpDef] = {
             {"v_heads": ..., "window": None},
             _kv_write,
             "none (a copy)",
-            "Stores each row's keys and values (heads `v_heads` of v) at its position; rows with seqs = -1 store nothing. A new version of the cache.",
+            "Stores each row's keys and values (heads `v_heads` of v) at its position; "
+            "rows with seqs = -1 store nothing. A new version of the cache.",
         ),
         OpDef(
             "attention",
@@ -365,8 +388,11 @@ OPS: dict[str, OpDef] = {
             ("o", "m", "l"),
             {"scale": ..., "window": None, "chunk": ...},
             _attention_partial,
-            "scores FP32; m running max; l sum of unrounded exp(s-m); bf16(p) for P.V, FP32 accumulate; o, m, l FP32 and o unnormalised",
-            "One partial per chunk of `chunk` absolute positions. Split j of a row covers chunk first + j, where first = max(0, position - window + 1) // chunk (0 without a window). Splits past the row's own position are not written.",
+            "scores FP32; m running max; l sum of unrounded exp(s-m); "
+            "bf16(p) for P.V, FP32 accumulate; o, m, l FP32 and o unnormalised",
+            "One partial per chunk of `chunk` absolute positions. Split j of a row covers chunk first + j, "
+            "where first = max(0, position - window + 1) // chunk (0 without a window). "
+            "Splits past the row's own position are not written.",
         ),
         OpDef(
             "attention_merge",
@@ -385,7 +411,8 @@ OPS: dict[str, OpDef] = {
             {"k": ..., "score": "sigmoid", "renormalize": True},
             _topk,
             "FP32",
-            "Top-k on the FP32 logits, ties to the lowest index, best first; then the score of the chosen; then w / (sum(w) + 1e-20).",
+            "Top-k on the FP32 logits, ties to the lowest index, best first; "
+            "then the score of the chosen; then w / (sum(w) + 1e-20).",
         ),
         OpDef(
             "expert_linear",
