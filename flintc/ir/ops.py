@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 
 from flintc.ir.graph import Attr
 from flintc.ir.types import Dim, DType, TensorType
@@ -31,7 +32,7 @@ class OpDef:
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attrs: Attrs
+    attrs: Mapping[str, Attr | EllipsisType]
     infer: Callable[[Types, Attrs], Types]
     rounding: str
     doc: str
