@@ -44,6 +44,33 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel built for one target, with what a launcher and a report need to know.
+
+    ``entry`` is the symbol in the cubin; ``params`` are the names of all its parameters in order: the kernel's own,
+    then the pointers that the compiler appends, which a launcher passes as null. ``shared_bytes`` is the dynamic
+    shared memory of a launch; ``registers`` are per thread; ``spill_stores`` and ``spill_loads`` are bytes per thread.
+    """
+
+    kernel: str
+    target: str
+    entry: str
+    params: tuple[str, ...]
+    num_warps: int
+    shared_bytes: int
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    cubin: bytes
+    ptx: str
+
+    @property
+    def spills(self) -> int:
+        """Bytes per thread that pass through spill stores and loads; anything but 0 is worth a warning."""
+        return self.spill_stores + self.spill_loads
+
+
+@dataclass(frozen=True, slots=True)
 class Arg:
     """What a launch passes for a parameter.
 
