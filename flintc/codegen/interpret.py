@@ -1,0 +1,57 @@
+"""Runs a generated kernel in Triton's interpreter, on the CPU."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import triton
+import triton.experimental.gluon  # Triton imports it at its first launch, when the library below is swapped
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from flintc.ir.plan import Kernel
+
+Grid = tuple[int, int, int]
+
+
+def load_interpreted(kernel: Kernel) -> Callable[[Grid, Sequence[Any]], None]:
+    """The kernel as a function of a grid and its arguments (CPU tensors and ints, in parameter order).
+
+    Triton decides when a function is decorated whether it is interpreted; the kernel's file is therefore executed
+    under the interpreter's switch, whatever the process was started with. The text must come from this package's
+    own templates: it is executed.
+    """
+    file = f"<flintc kernel {kernel.name}>"
+    linecache.cache[file] = (len(kernel.source), None, kernel.source.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"flintc_interpreted_{kernel.name}"}
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        exec(compile(kernel.source, file, "exec"), namespace)
+    namespace["INTERPRET"] = tl.constexpr(True)
+    entry = namespace[kernel.name]
+
+    def call(grid: Grid, args: Sequence[Any]) -> None:
+        with _interpreted_standard_library():
+            entry[grid](*args, **kernel.constants)
+
+    return call
+
+
+@contextmanager
+def _interpreted_standard_library() -> Iterator[None]:
+    """``tl.sum`` and its like are compiled functions unless Triton was imported under the interpreter's switch."""
+    swapped: list[tuple[Any, str, JITFunction[Any]]] = []
+    try:
+        for module in (tl, tl.standard):
+            for name, member in list(vars(module).items()):
+                if isinstance(member, JITFunction):
+                    setattr(module, name, InterpretedFunction(member.fn))
+                    swapped.append((module, name, member))
+        yield
+    finally:
+        for module, name, member in swapped:
+            setattr(module, name, member)

@@ -1,0 +1,106 @@
+"""From a partitioned graph to a plan: kernels shared by like launches, buffers shared by lifetime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flintc.codegen.families import SELECTORS
+from flintc.codegen.render import render
+from flintc.codegen.selection import Selection
+from flintc.errors import VerificationError
+from flintc.ir.graph import Graph, Launch
+from flintc.ir.plan import Arg, Buffer, Kernel, Plan, PlannedLaunch, Scratch
+from flintc.ir.types import TensorType
+
+
+def plan(graph: Graph) -> Plan:
+    """Plan one forward step of ``graph``; VerificationError if a launch has a role no template serves."""
+    kernels = _Kernels()
+    launches: list[PlannedLaunch] = []
+    scratch: dict[str, Scratch] = {}
+    passed: set[str] = set()
+    for launch in graph.launches:
+        selection = select(graph, launch)
+        kernel = kernels.get(graph, launch, selection)
+        launches.append(PlannedLaunch(launch.name, kernel, selection.grid, selection.args))
+        scratch.update((s.name, s) for s in selection.scratch)
+        passed.update(a.ref for a in selection.args if a.kind == "value")
+    buffers, placement = place(graph, launches, passed)
+    return Plan(graph, kernels.by_name, tuple(launches), buffers, placement, scratch)
+
+
+def select(graph: Graph, launch: Launch) -> Selection:
+    """The kernel that serves ``launch``."""
+    selector = SELECTORS.get(launch.role)
+    if selector is None:
+        raise VerificationError(f"launch {launch.name}: no template serves the role {launch.role}")
+    return selector(graph, launch)
+
+
+@dataclass
+class _Kernels:
+    """Kernels by name; equal structure gives the same kernel, a clash of names a numbered one."""
+
+    by_name: dict[str, Kernel] = field(default_factory=dict)
+    by_key: dict[object, str] = field(default_factory=dict)
+
+    def get(self, graph: Graph, launch: Launch, selection: Selection) -> str:
+        key = (
+            selection.template, tuple(selection.blocks.items()), selection.params,
+            tuple(selection.constants.items()), selection.num_warps, selection.num_stages,
+            launch.dependent and launch.dependent.trigger, selection.name,
+        )  # fmt: skip
+        if key not in self.by_key:
+            name, n = selection.name, 2
+            while name in self.by_name:
+                name, n = f"{selection.name}_{n}", n + 1
+            self.by_key[key] = name
+            self.by_name[name] = Kernel(
+                name, render(graph, launch, selection, name), selection.params, dict(selection.constants),
+                selection.num_warps, selection.num_stages, launch.dependent is not None,
+            )  # fmt: skip
+        return self.by_key[key]
+
+
+def place(graph: Graph, launches: list[PlannedLaunch], passed: set[str]) -> tuple[dict[str, Buffer], dict[str, str]]:
+    """Give every activation that some launch passes by pointer a buffer; values whose lifetimes overlap differ.
+
+    A value lives from the launch that makes it to the last launch that is passed it. An output may not take the
+    buffer of an input of the same launch, since its programs run in no order.
+    """
+    last_use: dict[str, int] = {}
+    first_use: dict[str, int] = {}
+    for i, launch in enumerate(launches):
+        for name in _activations(graph, launch.args, passed):
+            first_use.setdefault(name, i)
+            last_use[name] = len(launches) if name in graph.outputs else i
+    free: list[str] = []
+    held: dict[str, list[TensorType]] = {}
+    placement: dict[str, str] = {}
+    for i, launch in enumerate(launches):
+        names = _activations(graph, launch.args, passed)
+        for name in (n for n in names if first_use[n] == i):
+            want = graph.values[name].type
+            fits = [b for b in free if want in held[b]] or [b for b in free if _alike(want, held[b][0])]
+            buffer = fits[0] if fits else f"buffer{len(held)}"
+            if fits:
+                free.remove(buffer)
+            held.setdefault(buffer, [])
+            if want not in held[buffer]:
+                held[buffer].append(want)
+            placement[name] = buffer
+        free += [placement[n] for n in names if last_use[n] == i]
+    return {b: Buffer(b, tuple(types)) for b, types in held.items()}, placement
+
+
+def _activations(graph: Graph, args: tuple[Arg, ...], passed: set[str]) -> list[str]:
+    names = dict.fromkeys(a.ref for a in args if a.kind == "value" and a.ref in passed)
+    return [n for n in names if graph.values[n].kind == "activation"]
+
+
+def _alike(want: TensorType, held: TensorType) -> bool:
+    """Whether two types may share a buffer: same dependence on run-time symbols, so that neither wastes a lot."""
+    symbols = [
+        {f for d in t.shape if isinstance(d, str) for f in d.split("*") if not f.isdigit()} for t in (want, held)
+    ]
+    return symbols[0] == symbols[1]
