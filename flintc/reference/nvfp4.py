@@ -69,10 +69,11 @@ class Nvfp4:
         """code * block scale, without the tensor scale: bf16 [..., N, K], exact."""
         table = torch.tensor(E2M1, dtype=torch.float32, device=self.device)
         nibbles = torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(-2)
-        blocks = table[nibbles.int()].unflatten(-1, (-1, BLOCK))
+        blocks = table[nibbles.int()].view(*self.scales.shape, BLOCK)
         values = blocks * self.scales.view(torch.float8_e4m3fn).float()[..., None]
         return values.flatten(-2).to(torch.bfloat16)
 
     def dequantize(self) -> Tensor:
         """code * block scale * tensor scale: f32 [..., N, K], one rounding to FP32."""
-        return self.unscaled().float() * self.row_scale()[..., None]
+        values: Tensor = self.unscaled().float() * self.row_scale()[..., None]
+        return values
