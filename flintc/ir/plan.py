@@ -95,13 +95,14 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Device memory shared by activations whose lifetimes do not overlap; ``nbytes`` holds symbols.
-
-    ``nbytes`` is the maximum over its values, kept as their types so that it can be sized once symbols are known.
-    """
+    """Device memory shared by activations whose lifetimes do not overlap; sized once symbols are known."""
 
     name: str
     types: tuple[TensorType, ...]
+
+    def nbytes(self, env: Mapping[str, int]) -> int:
+        """Bytes the buffer needs under ``env``: the most of its types, in whole 256-byte units."""
+        return max(-(-t.nbytes(env) // 256) * 256 for t in self.types)
 
 
 @dataclass(frozen=True, slots=True)

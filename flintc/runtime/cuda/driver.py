@@ -1,0 +1,105 @@
+"""Loads cubins and launches kernels through the CUDA driver; no compiler is involved.
+
+Triton's own launcher would need Triton at run time, and the C stub of its ahead-of-time tool drops the attribute that
+makes dependent launch possible, so launches go through ``cuLaunchKernelEx``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flintc.errors import BackendError
+from flintc.ir.plan import CompiledKernel, Kernel
+
+#: Dynamic shared memory a launch may use without asking the driver for more.
+_DEFAULT_SHARED_BYTES = 48 * 1024
+
+
+def load_driver() -> Any:
+    """The module ``cuda.bindings.driver``; BackendError names the package to install where it is missing."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise BackendError(
+            "the cuda backend needs the package cuda-bindings", remedy="pip install 'flintc[cuda]'"
+        ) from error
+    return driver
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """Result of a driver call without its status; BackendError with the driver's words if it failed."""
+    driver = load_driver()
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        _, text = driver.cuGetErrorString(status)
+        raise BackendError(f"CUDA driver: {status.name}: {text.decode() if text else 'no description'}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel in device memory, ready to launch; keeps its module alive."""
+
+    name: str
+    function: Any
+    module: Any
+    num_warps: int
+    shared_bytes: int
+    waits: bool
+    extra_pointers: int
+
+
+def load_kernel(kernel: Kernel, compiled: CompiledKernel) -> LoadedKernel:
+    """Load ``compiled`` into the current CUDA context."""
+    driver = load_driver()
+    module = check(driver.cuModuleLoadData(compiled.cubin))
+    function = check(driver.cuModuleGetFunction(module, compiled.entry.encode()))
+    if compiled.shared_bytes > _DEFAULT_SHARED_BYTES:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(driver.cuFuncSetAttribute(function, attribute, compiled.shared_bytes))
+    return LoadedKernel(
+        kernel.name, function, module, compiled.num_warps, compiled.shared_bytes, kernel.waits,
+        len(compiled.params) - len(kernel.params),
+    )  # fmt: skip
+
+
+class PreparedLaunch:
+    """A launch with its arguments packed: launching it again costs one driver call.
+
+    ``arguments`` are device addresses and 32-bit integers in parameter order, ``types`` the kernel's parameter types.
+    """
+
+    def __init__(
+        self, kernel: LoadedKernel, grid: tuple[int, int, int], types: Sequence[str], arguments: Sequence[int]
+    ) -> None:
+        driver = load_driver()
+        self.kernel = kernel
+        slots = [
+            ctypes.c_int32(a) if t == "i32" else ctypes.c_void_p(a) for t, a in zip(types, arguments, strict=True)
+        ]
+        # Triton's kernels end in pointers to scratch memory they may ask for; ours never do.
+        slots += [ctypes.c_void_p(0)] * kernel.extra_pointers
+        self._slots = slots
+        self._params = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(s) for s in slots))
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = 32 * kernel.num_warps, 1, 1
+        config.sharedMemBytes = kernel.shared_bytes
+        attributes = []
+        if kernel.waits:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        self._config = config
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on ``stream`` (a CUDA stream handle)."""
+        driver = load_driver()
+        self._config.hStream = driver.CUstream(stream)
+        check(driver.cuLaunchKernelEx(self._config, self.kernel.function, ctypes.addressof(self._params), 0))
