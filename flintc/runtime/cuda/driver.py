@@ -77,9 +77,7 @@ class PreparedLaunch:
     ) -> None:
         driver = load_driver()
         self.kernel = kernel
-        slots = [
-            ctypes.c_int32(a) if t == "i32" else ctypes.c_void_p(a) for t, a in zip(types, arguments, strict=True)
-        ]
+        slots = [ctypes.c_int32(a) if t == "i32" else ctypes.c_void_p(a) for t, a in zip(types, arguments, strict=True)]
         # Triton's kernels end in pointers to scratch memory they may ask for; ours never do.
         slots += [ctypes.c_void_p(0)] * kernel.extra_pointers
         self._slots = slots
