@@ -1,0 +1,17 @@
+"""The model written down once: YAML to a validated spec, and a spec to a model with sizes."""
+
+from flintc.spec.bound import BoundModel, bind_defaults
+from flintc.spec.load import load_spec, shipped_specs, spec_for
+from flintc.spec.model import KNOWN_PASSES, OpEntry, Spec, WeightSpec
+
+__all__ = [
+    "KNOWN_PASSES",
+    "BoundModel",
+    "OpEntry",
+    "Spec",
+    "WeightSpec",
+    "bind_defaults",
+    "load_spec",
+    "shipped_specs",
+    "spec_for",
+]

@@ -1,0 +1,309 @@
+"""The spec as data: what a YAML file may say, and nothing about how it is read or used."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from flintc.errors import Place
+from flintc.spec.source import Document, KeyPath
+from flintc.spec.words import did_you_mean
+
+#: Passes a pipeline may name, in the only order they may be in.
+KNOWN_PASSES = (
+    "residual-norm",
+    "norm-rope-cache",
+    "attention-merge",
+    "router-expert-gemv",
+    "combine-gemv",
+    "dependent-launch",
+)
+
+#: Conditions that need no layer set.
+LAYER_WORDS = ("first", "last")
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+Literal_ = str | int | float | bool | None
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Names = Annotated[tuple[Name, ...], BeforeValidator(_listed)]
+
+
+class Entry(BaseModel):
+    """Base of every mapping in a spec: frozen, typed strictly, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise PydanticCustomError("mapping", "expected a mapping, not {what}", {"what": _describe(data)})
+        if cls.model_config.get("extra") == "allow":
+            return data
+        known = {f.alias or name for name, f in cls.model_fields.items()}
+        for key in data:
+            if key not in known:
+                raise PydanticCustomError(
+                    "unknown_key",
+                    "unknown key {word}",
+                    {"key": key, "word": repr(key), "remedy": did_you_mean(key, known) or _choices(known)},
+                )
+        return data
+
+
+def _describe(data: Any) -> str:
+    return "nothing" if data is None else f"a {'list' if isinstance(data, list) else type(data).__name__}"
+
+
+def _choices(known: set[str]) -> str:
+    return f"known keys: {', '.join(sorted(known))}"
+
+
+class Match(Entry):
+    """Which checkpoints a spec describes. ``named_only``: never picked by them, only when named."""
+
+    architectures: tuple[str, ...] = ()
+    gguf: str | None = None
+    named_only: bool = False
+
+
+def _shorthand(value: Any) -> Any:
+    """A bare number or expression in place of a mapping."""
+    return {"value": value} if isinstance(value, int | float | str) and not isinstance(value, bool) else value
+
+
+class Quantity(Entry):
+    """A dimension or number: a fixed ``value`` (a number or an expression), or a ``default`` that a checkpoint binds.
+
+    ``config`` and ``gguf`` name the key that binds it; of several, the first that is present. ``optional`` keeps
+    the default where a checkpoint has none of them.
+    """
+
+    value: int | float | str | None = None
+    default: int | float | str | None = None
+    config: Words = ()
+    gguf: Words = ()
+    optional: bool = False
+
+    @model_validator(mode="after")
+    def _one_meaning(self) -> Quantity:
+        if (self.value is None) == (self.default is None):
+            raise PydanticCustomError("meaning", "needs either a value or a `default`")
+        if self.value is not None and self.optional:
+            raise PydanticCustomError("meaning", "`optional` belongs to a `default`")
+        return self
+
+
+QuantityField = Annotated[Quantity, BeforeValidator(_shorthand)]
+
+
+class ConfigSet(Entry):
+    """How a checkpoint states a layer set: ``item`` of the list ``of``, ``flags`` that are ``where``, ``indices``, or
+    the ``first`` so many. ``absent`` names the layer set that holds where the key is absent.
+    """
+
+    item: str | None = None
+    of: str | None = None
+    flags: str | None = None
+    where: bool = True
+    indices: str | None = None
+    first: str | None = None
+    absent: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ConfigSet:
+        forms = [f for f in (self.of, self.flags, self.indices, self.first) if f is not None]
+        if len(forms) != 1 or (self.item is None) != (self.of is None):
+            raise PydanticCustomError("form", "needs exactly one of `item` with `of`, `flags`, `indices`, `first`")
+        return self
+
+    @property
+    def key(self) -> str:
+        """The checkpoint's key that this reads."""
+        return self.of or self.flags or self.indices or self.first or ""
+
+
+class LayerSet(Entry):
+    """A named set of layer numbers."""
+
+    default: tuple[Annotated[int, Field(ge=0)], ...]
+    config: ConfigSet | None = None
+    gguf: ConfigSet | None = None
+
+
+class Check(Entry):
+    """What a checkpoint's key may say; an absent key passes unless it is ``required``."""
+
+    required: bool = False
+    equals: Literal_ = None
+    equals_dimension: str | None = None
+    each: tuple[Literal_, ...] | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the key must equal the literal ``equals`` (which may be null)."""
+        return "equals" in self.model_fields_set
+
+
+class Checks(Entry):
+    """What must hold for a checkpoint to be the model described; ``same`` lists layer sets that must be equal."""
+
+    same: tuple[tuple[Name, ...], ...] = ()
+    config: dict[str, Check] = {}
+    gguf: dict[str, Check] = {}
+
+
+class Numerics(Entry):
+    """Storage types, and the two sizes that fix the order of attention's reductions."""
+
+    activations: Literal["bf16"] = "bf16"
+    kv_cache: Literal["bf16"] = "bf16"
+    accumulate: Literal["f32"] = "f32"
+    #: Positions per split-KV partial.
+    attention_chunk: Annotated[int, Field(gt=0, le=1 << 20)] = 512
+    #: Positions per page of the KV cache.
+    kv_page: Annotated[int, Field(gt=0, le=1 << 16)] = 64
+
+
+def _placeholders(name: str) -> set[str]:
+    try:
+        return {f for _, f, _, _ in string.Formatter().parse(name) if f is not None}
+    except ValueError:
+        return {""}
+
+
+class WeightSpec(Entry):
+    """A weight: its shape, its type, and the forms in which each checkpoint format holds it.
+
+    A form is a tensor name, or a list of names concatenated along the output rows; ``{layer}`` and ``{expert}`` are
+    filled in. ``type: linear`` is BF16 or NVFP4, as the model is compiled.
+    """
+
+    shape: Annotated[tuple[int | str, ...], Field(min_length=1, max_length=3)]
+    type: Literal["bf16", "f32", "linear"]
+    safetensors: tuple[str | tuple[str, ...], ...] = ()
+    gguf: tuple[str | tuple[str, ...], ...] = ()
+
+    @field_validator("safetensors", "gguf")
+    @classmethod
+    def _known_placeholders(cls, forms: tuple[str | tuple[str, ...], ...]) -> tuple[str | tuple[str, ...], ...]:
+        for name in (n for f in forms for n in ((f,) if isinstance(f, str) else f)):
+            if not _placeholders(name) <= {"layer", "expert"}:
+                raise PydanticCustomError(
+                    "placeholder", "{name}: only {{layer}} and {{expert}} are filled in", {"name": repr(name)}
+                )
+        return forms
+
+    @model_validator(mode="after")
+    def _one_scope(self) -> WeightSpec:
+        scopes = {"layer" in _placeholders(n) for n in self.names()}
+        if len(scopes) > 1:
+            raise PydanticCustomError("scope", "either every name holds {{layer}} or none does")
+        return self
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor name of every form."""
+        forms = (*self.safetensors, *self.gguf)
+        return tuple(n for f in forms for n in ((f,) if isinstance(f, str) else f))
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether each layer has its own."""
+        return any("layer" in _placeholders(n) for n in self.names())
+
+
+class Condition(Entry):
+    """A part of a layer that is there ``when`` the layer is in a set, or ``unless`` it is."""
+
+    when: str | None = None
+    unless: str | None = None
+
+    def holds(self, layer: int, layers: int, sets: Mapping[str, frozenset[int]]) -> bool:
+        """Whether the part is there in ``layer`` of ``layers``."""
+        words = {"first": frozenset({0}), "last": frozenset({layers - 1})}
+
+        def within(name: str) -> bool:
+            return layer in (words.get(name) or sets[name])
+
+        return (self.when is None or within(self.when)) and not (self.unless is not None and within(self.unless))
+
+
+AttrText = int | float | str | bool | None
+
+
+class OpEntry(Condition):
+    """One op of a block: what it reads and binds. Keys beyond the named ones are attributes of the op."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+
+    op: str
+    name: Name | None = None
+    reads: Names = Field(alias="in")
+    weight: Name | None = None
+    binds: Names = Field(alias="out")
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Attributes as written: numbers, words, dimension expressions, or lists of them."""
+        return self.model_extra or {}
+
+
+class BlockUse(Condition):
+    """A block's place in a layer."""
+
+    block: Name
+
+
+class Step(Entry):
+    """A forward step: ``before``, then the blocks of each ``layer`` whose condition holds, ``after``, ``head``."""
+
+    before: tuple[Name, ...] = ()
+    layer: tuple[BlockUse, ...]
+    after: tuple[Name, ...] = ()
+    head: tuple[Name, ...]
+    output: Name
+
+
+class Spec(Entry):
+    """A model, written down once. Values are as written: :func:`flintc.spec.bind_defaults` gives them numbers."""
+
+    flintc: Literal[1]
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$", max_length=64)]
+    match: Match = Match()
+    dimensions: dict[Name, QuantityField]
+    numbers: dict[Name, QuantityField] = {}
+    layer_sets: dict[Name, LayerSet] = {}
+    checks: Checks = Checks()
+    numerics: Numerics = Numerics()
+    weights: dict[Name, WeightSpec]
+    blocks: dict[Name, Annotated[tuple[OpEntry, ...], Field(min_length=1)]]
+    model: Step
+    pipeline: tuple[str, ...] = ()
+
+    _document: Document | None = PrivateAttr(default=None)
+
+    def place(self, *path: str | int, key: bool = False) -> Place:
+        """Where in its file the value (or key) at ``path`` stands; ``flint.yaml:1:1`` for a spec made in memory."""
+        if self._document is None:
+            return Place(f"{self.name}.yaml", 1, 1)
+        at: KeyPath = tuple(path)
+        return self._document.key_place(at) if key else self._document.place(at)
