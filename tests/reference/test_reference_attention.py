@@ -1,0 +1,231 @@
+"""Attention, its cache and its merge, against a naive softmax over a plain list of keys in FP64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flintc.ir.graph import Op
+from flintc.reference import Context, run_op
+
+FP32 = Context("fp32")
+ROUNDED = Context("rounded")
+
+
+class Paged:
+    """A paged cache of ``seqs`` sequences with shuffled pages, filled with NaN: what nobody wrote must not be read."""
+
+    def __init__(self, seqs: int, capacity: int, kv: int, head: int, page: int, window: int | None, seed: int = 0):
+        columns = -(-capacity // page)
+        if window is not None:
+            columns = math.ceil((window - 1 + 8) / page)
+        self.window, self.page = window, page
+        order = torch.randperm(seqs * columns, generator=torch.Generator().manual_seed(seed))
+        self.table = order.view(seqs, columns).int()
+        self.cache = torch.full((seqs * columns, 2, kv, page, head), torch.nan)
+
+    def write(self, k: Tensor, v: Tensor, positions: Tensor, seqs: Tensor, context: Context = FP32) -> None:
+        attrs = {"v_heads": (0, v.shape[1]), "window": self.window}
+        op = Op("kv_write", "kv_write", ("k", "v", "c", "p", "s", "t"), ("c1",), attrs)
+        inputs = {"k": k, "v": v, "c": self.cache, "p": positions, "s": seqs, "t": self.table}
+        made = run_op(op, inputs, context)
+        assert made["c1"] is self.cache
+
+    def attend(
+        self,
+        q: Tensor,
+        positions: Tensor,
+        seqs: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
+        chunk: int | None = None,
+        context: Context = FP32,
+    ) -> Tensor:
+        """Unlowered, or with ``chunk`` as partials and a merge."""
+        inputs = {"q": q, "c": self.cache, "p": positions, "s": seqs, "t": self.table, "sinks": sinks}
+        tail = () if sinks is None else ("sinks",)
+        ports = ("q", "c", "p", "s", "t")
+        attrs = {"scale": scale, "window": self.window}
+        if chunk is None:
+            return run_op(Op("a", "attention", (*ports, *tail), ("y",), attrs), inputs, context)["y"]
+        attrs["chunk"] = chunk
+        inputs |= run_op(Op("p", "attention_partial", ports, ("o", "m", "l"), attrs), inputs, context)
+        attrs = {"chunk": chunk, "window": self.window}
+        merge = Op("m", "attention_merge", ("o", "m", "l", "p", "s", *tail), ("y",), attrs)
+        return run_op(merge, inputs, context)["y"]
+
+
+def naive(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int | None, sinks=None):
+    """One row in FP64: q [heads, head], keys and values [positions, kv, head] -> [heads * head]."""
+    first = 0 if window is None else max(0, position - window + 1)
+    out = []
+    for head in range(q.shape[0]):
+        group = head // (q.shape[0] // keys.shape[1])
+        scores = [scale * float(q[head].double() @ keys[p, group].double()) for p in range(first, position + 1)]
+        extra = [] if sinks is None else [float(sinks[head])]
+        top = max(scores + extra)
+        weights = [math.exp(s - top) for s in scores]
+        total = sum(weights) + sum(math.exp(s - top) for s in extra)
+        out.append(sum(w / total * values[first + i, group].double() for i, w in enumerate(weights)))
+    return torch.cat(out)
+
+
+@st.composite
+def steps(draw: st.DrawFn, lengths: list[int]) -> list[list[tuple[int, int]]]:
+    """(sequence, position) of every row, each sequence in order, interleaved and cut into steps of up to 8 rows."""
+    turns = draw(st.permutations([seq for seq, length in enumerate(lengths) for _ in range(length)]))
+    seen = dict.fromkeys(range(len(lengths)), 0)
+    rows = []
+    for seq in turns:
+        rows.append((seq, seen[seq]))
+        seen[seq] += 1
+    size = draw(st.integers(1, 8))
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_matches_naive_attention(data: st.DataObject) -> None:
+    """Random sizes, windows, lengths and sinks; rows arrive in steps of several rows of several sequences."""
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    kv, group, head = draw(st.sampled_from([(1, 1, 4), (2, 3, 8), (2, 2, 16)]))
+    window = draw(st.sampled_from([None, 1, 2, 5, 13]))
+    page, chunk = draw(st.sampled_from([(4, 4), (8, 16), (4, 6)]))
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    sinks = draw(st.sampled_from([None, torch.randn(kv * group) * 3]))
+    keys, values = (torch.randn(len(lengths), 40, kv, head) for _ in range(2))
+    queries = torch.randn(len(lengths), 40, kv * group, head)
+    paged = Paged(len(lengths), 40, kv, head, page, window)
+    for rows in draw(steps(lengths)):
+        check_rows(paged, rows, keys, values, queries, chunk, sinks)
+
+
+def check_rows(paged: Paged, rows: list[tuple[int, int]], keys, values, queries, chunk, sinks) -> None:
+    """Write and attend in one step; compare every row, unlowered and lowered."""
+    seqs, positions = (torch.tensor(x, dtype=torch.int32) for x in zip(*rows, strict=True))
+    paged.write(keys[seqs, positions], values[seqs, positions], positions, seqs)
+    q, scale = queries[seqs, positions], queries.shape[-1] ** -0.5
+    expected = torch.stack(
+        [naive(q[i], keys[s], values[s], p, scale, paged.window, sinks) for i, (s, p) in enumerate(rows)]
+    )
+    for lowered in (None, chunk):
+        got = paged.attend(q, positions, seqs, scale, sinks, lowered)
+        torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def filled(length: int, window: int | None, values: Tensor, page: int = 64) -> Paged:
+    """One sequence whose keys are all zero (so that every visible position weighs the same)."""
+    paged = Paged(1, length, 1, values.shape[-1], page, window)
+    for start in range(0, length, 8):
+        at = torch.arange(start, min(start + 8, length))
+        paged.write(torch.zeros(len(at), 1, values.shape[-1]), values[at], at.int(), torch.zeros(len(at)).int())
+    return paged
+
+
+@pytest.mark.parametrize("chunk", [None, 512])
+@pytest.mark.parametrize(("position", "first"), [(511, 0), (512, 0), (513, 1), (514, 2)])
+def test_full_window_edge(position: int, first: int, chunk: int | None) -> None:
+    """Flint's window of 513 is the token itself and the 512 before it: position 513 is the first to lose one."""
+    values = torch.zeros(position + 1, 1, 4)
+    values[:, 0, 0] = (torch.arange(position + 1) < first).float()  # weight on positions out of sight
+    values[:, 0, 1] = (torch.arange(position + 1) == first).float()  # the first position in sight
+    values[:, 0, 2] = 1.0
+    paged = filled(position + 1, 513, values)
+    q, at, seqs = torch.ones(1, 1, 4), torch.tensor([position]).int(), torch.zeros(1).int()
+    out = paged.attend(q, at, seqs, 0.5, chunk=chunk)[0]
+    visible = position - first + 1
+    assert visible == min(position + 1, 513)
+    torch.testing.assert_close(out[:3], torch.tensor([0.0, 1 / visible, 1.0]), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [None, 8])
+@pytest.mark.parametrize(
+    ("sink", "share"), [(1e4, 0.0), (200.0, 0.0), (math.log(30.0), 0.5), (0.0, 30 / 31), (-200.0, 1.0), (-1e4, 1.0)]
+)
+def test_sink_joins_the_denominator_once(sink: float, share: float, chunk: int | None) -> None:
+    """30 equal scores of 0 hold 30 / (30 + exp(sink)) of the weight, however many partials there are."""
+    paged = filled(30, None, torch.ones(30, 1, 4), page=8)
+    out = paged.attend(
+        torch.ones(1, 1, 4), torch.tensor([29]).int(), torch.zeros(1).int(), 0.5, torch.tensor([sink]), chunk
+    )
+    torch.testing.assert_close(out, torch.full((1, 4), share), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_sink_is_not_scaled_and_is_per_head(chunk: int | None) -> None:
+    """Scores far from zero: the sink competes with the scaled score, head by head."""
+    paged = Paged(1, 1, 1, 4, 4, None)
+    one = torch.zeros(1).int()
+    paged.write(torch.full((1, 1, 4), 5.0), torch.ones(1, 1, 4), one, one)
+    q = torch.stack((torch.full((4,), 10.0), torch.full((4,), -10.0)))[None]  # scores +50 and -50 at scale 0.25
+    out = paged.attend(q, one, one, 0.25, torch.tensor([50.0, 0.0]), chunk).view(2, 4)
+    torch.testing.assert_close(out[0], torch.full((4,), 0.5))
+    assert 0 < out[1, 0] < 1e-20
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_padded_rows_write_nothing_and_attend_to_nothing(window: int | None, chunk: int | None) -> None:
+    paged = Paged(1, 16, 1, 4, 4, window)
+    rows = torch.tensor([0, 0, 1]).int(), torch.tensor([-1, 0, -1]).int()
+    paged.write(torch.ones(3, 1, 4) * torch.tensor([7.0, 1.0, 7.0])[:, None, None], torch.ones(3, 1, 4), *rows)
+    assert paged.cache.isfinite().sum() == 8 and (paged.cache[paged.cache.isfinite()] == 1).all()
+    out = paged.attend(torch.ones(3, 1, 4), *rows, 0.5, torch.zeros(1), chunk)
+    assert (out[0] == 0).all() and (out[2] == 0).all() and (out[1] != 0).all()
+
+
+def test_all_rows_padded() -> None:
+    paged = Paged(1, 16, 1, 4, 4, None)
+    rows = torch.zeros(2).int(), torch.full((2,), -1).int()
+    paged.write(torch.ones(2, 1, 4), torch.ones(2, 1, 4), *rows)
+    assert not paged.cache.isfinite().any()
+    for chunk in (None, 4):
+        assert (paged.attend(torch.ones(2, 1, 4), *rows, 0.5, chunk=chunk) == 0).all()
+
+
+def test_partials_past_the_row_are_unwritten() -> None:
+    """Rows at positions 3 and 9 with chunks of 4 have 1 and 3 partials; the rest is NaN, and the merge skips it."""
+    paged = filled(10, None, torch.ones(10, 1, 4), page=4)
+    inputs = {"q": torch.ones(2, 1, 4), "c": paged.cache, "t": paged.table}
+    inputs |= {"p": torch.tensor([3, 9]).int(), "s": torch.zeros(2).int()}
+    op = Op("p", "attention_partial", ("q", "c", "p", "s", "t"), ("o", "m", "l"), {"scale": 1.0, "chunk": 4})
+    made = run_op(op, inputs, Context("rounded", splits=5))
+    for value in made.values():
+        assert value.shape[2] == 5 and value.dtype == torch.float32
+        written = ~value.isnan()[:, 0].reshape(2, 5, -1).any(-1)
+        unwritten = value.isnan()[:, 0].reshape(2, 5, -1).all(-1)
+        assert written.tolist() == [[True] + [False] * 4, [True] * 3 + [False] * 2]
+        assert (written ^ unwritten).all()
+    assert made["l"][1, 0, :3].tolist() == [4.0, 4.0, 2.0]
+
+
+def test_rounding_points() -> None:
+    """exp(s - m) is rounded for P.V and not in the denominator; o, m and l stay FP32; the output is rounded once."""
+    torch.manual_seed(0)
+    k, v, q = (torch.randn(8, 1, 16).bfloat16() for _ in range(3))
+    paged = Paged(1, 8, 1, 16, 8, None)
+    paged.cache = paged.cache.bfloat16()
+    at, seqs = torch.arange(8).int(), torch.zeros(8).int()
+    paged.write(k, v, at, seqs, ROUNDED)
+    scores = (k[:, 0].double() @ q[7, 0].double()) * 0.25
+    p = torch.exp(scores - scores.max())
+    o = p.float().bfloat16().double() @ v[:, 0].double()
+    assert (o - p @ v[:, 0].double()).abs().max() > 1e-3  # the rounding of p is far above the tolerance below
+
+    inputs = {"q": q[7:], "c": paged.cache, "p": at[7:], "s": seqs[7:], "t": paged.table}
+    op = Op("p", "attention_partial", ("q", "c", "p", "s", "t"), ("o", "m", "l"), {"scale": 0.25, "chunk": 8})
+    made = run_op(op, inputs, ROUNDED)
+    assert all(value.dtype == torch.float32 for value in made.values())
+    torch.testing.assert_close(made["o"][0, 0, 0].double(), o, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made["l"][0, 0, 0].double(), p.sum(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made["m"][0, 0, 0].double(), scores.max(), atol=1e-5, rtol=1e-5)
+
+    out = paged.attend(q[7:], at[7:], seqs[7:], 0.25, context=ROUNDED)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out[0], (o / p.sum()).bfloat16(), atol=0, rtol=2**-8)
