@@ -101,6 +101,8 @@ class Graph:
     ops: Mapping[str, Op]
     launches: tuple[Launch, ...]
     outputs: tuple[str, ...]
+    #: Names of the ops of the output head (the blocks of ``model.head``): counted and timed apart from the step.
+    head: frozenset[str] = frozenset()
 
     @cached_property
     def producers(self) -> Mapping[str, str]:
@@ -168,6 +170,11 @@ class Graph:
     def layer_launches(self, layer: int | None) -> tuple[Launch, ...]:
         """Launches of one layer in order (None: those before and after the layers)."""
         return tuple(x for x in self.launches if self.ops[x.ops[0]].layer == layer)
+
+    @property
+    def body(self) -> tuple[Launch, ...]:
+        """Launches without the head's: what a launch count of the step means."""
+        return tuple(x for x in self.launches if not self.head.issuperset(x.ops))
 
     def layers(self) -> Iterator[int]:
         """Layer numbers in ascending order."""

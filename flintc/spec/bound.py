@@ -68,9 +68,7 @@ def bind(
     )
 
 
-def _resolve(
-    spec: Spec, section: str, given: Mapping[str, Number], outer: Mapping[str, Number]
-) -> dict[str, Number]:
+def _resolve(spec: Spec, section: str, given: Mapping[str, Number], outer: Mapping[str, Number]) -> dict[str, Number]:
     """Values of one section in its own order; each may read the others, but not in a circle."""
     quantities: Mapping[str, Quantity] = getattr(spec, section)
     done: dict[str, Number] = dict(given)

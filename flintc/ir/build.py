@@ -1,0 +1,226 @@
+"""A bound model -> the unfused graph of one step: one launch per op, `attention` not yet lowered.
+
+Names are as in docs/architecture.md: ``L12.h`` for a value of layer 12, ``L12.q.1`` where the name is bound again,
+``L12.w.qkv`` and ``w.embed`` for weights. Every mistake in a block is a SpecError at its line of the spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from flintc.errors import Place, SpecError
+from flintc.ir.entries import check_entries, operands, read_attributes
+from flintc.ir.graph import Attr, Graph, Launch, Op, Value, ValueKind
+from flintc.ir.ops import OPS, OpTypeError, infer
+from flintc.ir.types import DType, TensorType
+from flintc.spec import BoundModel, OpEntry
+from flintc.spec.words import did_you_mean
+
+Weights = Literal["bf16", "nvfp4"]
+
+#: Rows of one sequence that a step may write to a windowed layer's ring before a row's window is lost.
+RING_ROWS = 8
+
+#: Values in one NVFP4 scale block: the columns of a packed weight are a multiple of it.
+NVFP4_BLOCK = 16
+
+#: Output rows per program of a GEMV: few enough for a grid that fills a GPU.
+TILES = {"linear": 16, "expert_linear": 16, "router": 4}
+#: A GEMV of this many rows has programs to spare and takes larger tiles.
+WIDE_ROWS, WIDE_TILE = 1 << 16, 64
+
+_STEP_INPUTS = ("ids", "positions", "seqs")
+
+
+def build(model: BoundModel, weights: Weights = "bf16") -> Graph:
+    """The graph of one step of ``model`` with its ``type: linear`` weights as ``weights``.
+
+    Outputs are the spec's ``model.output`` and the last version of each layer's cache.
+    """
+    check_entries(model.spec)
+    builder = _Builder(model, weights)
+    builder.blocks(model.spec.model.before, None)
+    for layer in range(model.layers):
+        builder.layer(layer)
+    builder.blocks(model.spec.model.after, None)
+    body = frozenset(builder.ops)
+    builder.blocks(model.spec.model.head, None)
+    return builder.graph(frozenset(builder.ops) - body)
+
+
+def ring_pages(window: int, page: int) -> int:
+    """Pages of a windowed layer's ring: the window before a row, and the rows of its own step."""
+    return -(-(window - 1 + RING_ROWS) // page)
+
+
+def gemv_tile(kind: str, rows: int) -> int | None:
+    """Default output rows per program for a GEMV of ``rows`` output rows; None for an op that is no GEMV."""
+    if kind not in TILES:
+        return None
+    return WIDE_TILE if rows >= WIDE_ROWS else TILES[kind]
+
+
+class _Builder:
+    """Values and ops gathered so far, and which value each name stands for."""
+
+    def __init__(self, model: BoundModel, weights: Weights) -> None:
+        self.model = model
+        self.weights = weights
+        self.values: dict[str, Value] = {}
+        self.ops: dict[str, Op] = {}
+        self.tiles: dict[str, int | None] = {}
+        self.names: dict[str, str] = {}
+        self.caches: dict[int, tuple[str, int | None]] = {}
+        for name in _STEP_INPUTS:
+            self.names[name] = self.add(name, TensorType("i32", ("B",)), "input")
+
+    def add(self, name: str, type: TensorType, kind: ValueKind, layer: int | None = None, source: str = "") -> str:
+        self.values[name] = Value(name, type, kind, layer, source or None)
+        return name
+
+    def layer(self, layer: int) -> None:
+        sets, layers = self.model.layer_sets, self.model.layers
+        self.names.pop("cache", None)
+        for use in self.model.spec.model.layer:
+            if use.holds(layer, layers, sets):
+                self.blocks((use.block,), layer)
+
+    def blocks(self, names: tuple[str, ...], layer: int | None) -> None:
+        for block in names:
+            for i, entry in enumerate(self.model.spec.blocks[block]):
+                if layer is None or entry.holds(layer, self.model.layers, self.model.layer_sets):
+                    self.op(_Site(self.model, block, i, entry), layer)
+
+    def op(self, site: _Site, layer: int | None) -> None:
+        entry = site.entry
+        attrs = site.attrs
+        reads = iter(enumerate(entry.reads))
+        inputs: list[str] = []
+        for port in operands(entry):
+            if port == "weight" or port == "sinks":
+                inputs.append(self.weight(site, layer))
+            elif port in ("positions", "seqs"):
+                inputs.append(self.names[port])
+            elif port == "block_table":
+                inputs.append(self.block_table(attrs.get("window")))
+            elif port == "table":
+                inputs.append(self.rope_table(inputs[0]))
+            else:
+                at, name = next(reads)
+                if port == "cache":
+                    self.open_cache(site, layer, inputs, attrs.get("window"))
+                inputs.append(self.lookup(name, site.place("in", at)))
+        types = tuple(self.values[v].type for v in inputs)
+        try:
+            made = infer(entry.op, types, attrs)
+        except OpTypeError as error:
+            raise SpecError(f"{entry.op}: {error}", site.place()) from None
+        self.record(site, layer, tuple(inputs), made)
+
+    def record(self, site: _Site, layer: int | None, inputs: tuple[str, ...], made: tuple[TensorType, ...]) -> None:
+        entry = site.entry
+        name = _scoped(entry.name or entry.op, layer)
+        if name in self.ops:
+            raise SpecError(
+                f"two ops are named {entry.name or entry.op!r} in one layer", site.place(), remedy="give one a `name:`"
+            )
+        if len(entry.binds) != len(made):
+            ports = ", ".join(OPS[entry.op].outputs)
+            raise SpecError(f"{entry.op} makes {ports}; {len(entry.binds)} names are bound", site.place("out"))
+        kind: ValueKind = "cache" if entry.op == "kv_write" else "activation"
+        outputs = tuple(self.bind(n, t, kind, layer) for n, t in zip(entry.binds, made, strict=True))
+        self.ops[name] = Op(name, entry.op, inputs, outputs, site.attrs, layer)
+        rows = [self.values[v].type.shape[-2] for v in inputs if self.values[v].kind == "weight" and entry.op in TILES]
+        self.tiles[name] = gemv_tile(entry.op, int(rows[0])) if rows else None
+        if kind == "cache" and layer is not None:
+            self.caches[layer] = (outputs[0], self.caches[layer][1])
+
+    def bind(self, name: str, type: TensorType, kind: ValueKind, layer: int | None) -> str:
+        base = _scoped(name, layer)
+        value, version = base, 0
+        while value in self.values:
+            version += 1
+            value = f"{base}.{version}"
+        self.names[name] = self.add(value, type, kind, layer)
+        return value
+
+    def lookup(self, name: str, place: Place) -> str:
+        if name not in self.names:
+            raise SpecError(f"undefined value {name!r}", place, remedy=did_you_mean(name, self.names))
+        return self.names[name]
+
+    def weight(self, site: _Site, layer: int | None) -> str:
+        key = site.entry.weight
+        assert key is not None
+        spec = self.model.spec.weights[key]
+        if spec.per_layer and layer is None:
+            raise SpecError(f"weight {key!r} belongs to a layer, this block does not", site.place("weight"))
+        scope = layer if spec.per_layer else None
+        name = _scoped(f"w.{key}", scope)
+        if name not in self.values:
+            shape = tuple(self.model.dim(d, site.weight_place("shape", i)) for i, d in enumerate(spec.shape))
+            dtype: DType = self.weights if spec.type == "linear" else spec.type
+            if dtype == "nvfp4" and shape[-1] % NVFP4_BLOCK:
+                message = f"{shape[-1]} columns are not a multiple of {NVFP4_BLOCK}, as NVFP4 needs"
+                raise SpecError(message, site.weight_place("shape", len(shape) - 1))
+            self.add(name, TensorType(dtype, shape), "weight", scope, key)
+        return name
+
+    def block_table(self, window: object) -> str:
+        if not isinstance(window, int):
+            return self.add("block_table", TensorType("i32", ("Q", "T")), "input")
+        pages = ring_pages(window, self.model.spec.numerics.kv_page)
+        return self.add(f"block_table.w{window}", TensorType("i32", ("Q", pages)), "input")
+
+    def rope_table(self, q: str) -> str:
+        head = self.values[q].type.shape[-1]
+        half = head // 2 if isinstance(head, int) else 1
+        return self.add("rope_table", TensorType("f32", ("C", 2, half)), "table")
+
+    def open_cache(self, site: _Site, layer: int | None, inputs: list[str], window: object) -> None:
+        """The layer's first cache version, shaped by the keys that are first written to it."""
+        ring = window if isinstance(window, int) else None
+        if layer is None:
+            raise SpecError("a cache belongs to a layer, this block does not", site.place())
+        if layer in self.caches:
+            known = self.caches[layer][1]
+            if known != ring:
+                raise SpecError(f"window {ring} differs from {known}, as this layer's cache was written", site.place())
+            return
+        keys = self.values[inputs[0]].type
+        if site.entry.op != "kv_write":
+            raise SpecError("the cache is read before kv_write wrote it", site.place())
+        if len(keys.shape) != 3:
+            raise SpecError(f"kv_write: k is {keys}, expected 3 dimensions", site.place())
+        page = self.model.spec.numerics.kv_page
+        pages = "P" if ring is None else f"{ring_pages(ring, page)}*Q"
+        name = _scoped("cache", layer)
+        self.add(name, TensorType("bf16", (pages, 2, keys.shape[1], page, keys.shape[2])), "cache", layer)
+        self.names["cache"], self.caches[layer] = name, (name, ring)
+
+    def graph(self, head: frozenset[str]) -> Graph:
+        spec = self.model.spec
+        output = self.lookup(spec.model.output, spec.place("model", "output"))
+        launches = tuple(Launch(op.name, op.kind, (op.name,), tile=self.tiles[op.name]) for op in self.ops.values())
+        outputs = (output, *(cache for cache, _ in self.caches.values()))
+        return Graph(spec.name, self.values, self.ops, launches, outputs, head)
+
+
+def _scoped(name: str, layer: int | None) -> str:
+    return name if layer is None else f"L{layer}.{name}"
+
+
+class _Site:
+    """One entry of a block: what it says, and where."""
+
+    def __init__(self, model: BoundModel, block: str, index: int, entry: OpEntry) -> None:
+        self.model, self.block, self.index, self.entry = model, block, index, entry
+        self.attrs: Mapping[str, Attr] = read_attributes(model, entry, ("blocks", block, index))
+
+    def place(self, *path: str | int) -> Place:
+        return self.model.spec.place("blocks", self.block, self.index, *path)
+
+    def weight_place(self, *path: str | int) -> Place:
+        assert self.entry.weight is not None
+        return self.model.spec.place("weights", self.entry.weight, *path)

@@ -1,0 +1,50 @@
+"""The one rewrite before the baseline: attention as fixed-size KV partials and their merge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flintc.errors import VerificationError
+from flintc.ir.graph import Graph, Launch, Op, Value
+from flintc.ir.ops import OPS, infer
+
+
+def lower_attention(graph: Graph, chunk: int) -> Graph:
+    """Replace each `attention` by `attention_partial` over chunks of ``chunk`` positions and `attention_merge`.
+
+    The partial keeps the op's name; the merge is ``<name>_merge`` and makes the op's output ``y`` from ``y.o``,
+    ``y.m`` and ``y.l``. The graph must hold one launch per op, as built.
+    """
+    values, ops = dict(graph.values), {}
+    pieces: dict[str, tuple[Op, ...]] = {}
+    for op in graph.ops.values():
+        pieces[op.name] = _split(op, chunk, values) if op.kind == "attention" else (op,)
+        ops.update({piece.name: piece for piece in pieces[op.name]})
+    launches: list[Launch] = []
+    for launch in graph.launches:
+        if len(launch.ops) != 1:
+            raise VerificationError(f"{launch.name} is fused already: attention is lowered before any pass")
+        for op in pieces[launch.ops[0]]:
+            same = op.name == launch.name and op.kind == launch.role
+            launches.append(launch if same else Launch(op.name, op.kind, (op.name,)))
+    return replace(graph, values=values, ops=ops, launches=tuple(launches))
+
+
+def _split(op: Op, chunk: int, values: dict[str, Value]) -> tuple[Op, Op]:
+    """The two ops of one `attention`; their partials are added to ``values``."""
+    (y,) = op.outputs
+    inputs = dict(zip((p.removesuffix("?") for p in OPS["attention"].inputs), op.inputs, strict=False))
+    sinks = (inputs["sinks"],) if "sinks" in inputs else ()
+    partials = tuple(f"{y}.{port}" for port in OPS["attention_partial"].outputs)
+    attrs = {**op.attrs, "chunk": chunk}
+    read = tuple(v for v in op.inputs if v not in sinks)
+    for name, type in zip(
+        partials, infer("attention_partial", tuple(values[v].type for v in read), attrs), strict=True
+    ):
+        values[name] = Value(name, type, "activation", op.layer)
+    merge_attrs = {name: attrs[name] for name in OPS["attention_merge"].attrs}
+    merge_inputs = (*partials, inputs["positions"], inputs["seqs"], *sinks)
+    return (
+        Op(op.name, "attention_partial", read, partials, attrs, op.layer),
+        Op(f"{op.name}_merge", "attention_merge", merge_inputs, (y,), merge_attrs, op.layer),
+    )
