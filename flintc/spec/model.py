@@ -116,7 +116,7 @@ class Quantity(Entry):
 QuantityField = Annotated[Quantity, BeforeValidator(_shorthand)]
 
 
-class ConfigSet(Entry):
+class StatedSet(Entry):
     """How a checkpoint states a layer set: ``item`` of the list ``of``, ``flags`` that are ``where``, ``indices``, or
     the ``first`` so many. ``absent`` names the layer set that holds where the key is absent.
     """
@@ -130,7 +130,7 @@ class ConfigSet(Entry):
     absent: Name | None = None
 
     @model_validator(mode="after")
-    def _one_form(self) -> ConfigSet:
+    def _one_form(self) -> StatedSet:
         forms = [f for f in (self.of, self.flags, self.indices, self.first) if f is not None]
         if len(forms) != 1 or (self.item is None) != (self.of is None):
             raise PydanticCustomError("form", "needs exactly one of `item` with `of`, `flags`, `indices`, `first`")
@@ -146,17 +146,22 @@ class LayerSet(Entry):
     """A named set of layer numbers."""
 
     default: tuple[Annotated[int, Field(ge=0)], ...]
-    config: ConfigSet | None = None
-    gguf: ConfigSet | None = None
+    config: StatedSet | None = None
+    gguf: StatedSet | None = None
 
 
 class Check(Entry):
-    """What a checkpoint's key may say; an absent key passes unless it is ``required``."""
+    """What a checkpoint's key may say; an absent key passes unless it is ``required``.
+
+    ``equals`` a literal, ``equals_dimension`` an expression over dimensions, ``each`` item (or the lone value) one of
+    these, ``keys`` a mapping with no others.
+    """
 
     required: bool = False
     equals: Literal_ = None
     equals_dimension: str | None = None
     each: tuple[Literal_, ...] | None = None
+    keys: tuple[str, ...] | None = None
 
     @property
     def fixed(self) -> bool:

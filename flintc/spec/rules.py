@@ -54,7 +54,11 @@ def _check_layer_sets(spec: Spec) -> None:
         for form in ("config", "gguf"):
             stated = getattr(layer_set, form)
             if stated is not None and stated.absent is not None:
-                _known(stated.absent, spec.layer_sets, "layer set", spec.place("layer_sets", name, form, "absent"))
+                place = spec.place("layer_sets", name, form, "absent")
+                _known(stated.absent, spec.layer_sets, "layer set", place)
+                other = getattr(spec.layer_sets[stated.absent], form)
+                if other is not None and other.absent is not None:
+                    raise SpecError(f"layer set {stated.absent!r} may itself be absent", place)
     for i, group in enumerate(spec.checks.same):
         for j, name in enumerate(group):
             _known(name, spec.layer_sets, "layer set", spec.place("checks", "same", i, j))
