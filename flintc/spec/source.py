@@ -146,7 +146,10 @@ class _Composer(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.depth >= MAX_DEPTH:
             raise yaml.composer.ComposerError(
-                None, None, f"nested deeper than {MAX_DEPTH} levels", self.peek_event().start_mark  # type: ignore[no-untyped-call]
+                None,
+                None,
+                f"nested deeper than {MAX_DEPTH} levels",
+                self.peek_event().start_mark,  # type: ignore[no-untyped-call]
             )
         self.depth += 1
         try:
