@@ -23,8 +23,10 @@ from flintc.errors import CheckpointError
 
 #: Bytes that metadata and directory may fill; a vocabulary of 150,000 tokens with merges takes about 8 MB.
 MAX_HEADER = 64 << 20
-#: Metadata entries, array elements and tensors together.
+#: Array elements in all; a vocabulary takes four for each token.
 MAX_VALUES = 1 << 22
+MAX_ENTRIES = 1 << 16
+MAX_TENSORS = 1 << 18
 #: Bytes of a key or a tensor name.
 MAX_NAME = 1 << 16
 MAX_ALIGNMENT = 1 << 20
@@ -157,15 +159,15 @@ class _Scan:
     def __init__(self, path: Path, data: bytes, size: int) -> None:
         self._path, self._data, self._size = path, data, size
         self._at = 0
-        self._budget = MAX_VALUES
+        self._values_left = MAX_VALUES
         if data[:4] != b"GGUF":
             raise CheckpointError(
                 f"{path}: not a GGUF file (it does not start with GGUF)", remedy="pass a .gguf file or a folder"
             )
         self._at = 4
         self._version()
-        tensor_count = self._count("tensor count", _MIN_TENSOR)
-        entry_count = self._count("metadata count", _MIN_ENTRY)
+        tensor_count = self._count("tensor count", _MIN_TENSOR, MAX_TENSORS)
+        entry_count = self._count("metadata count", _MIN_ENTRY, MAX_ENTRIES)
         self.metadata: dict[str, MetaValue] = {}
         for _ in range(entry_count):
             self._entry()
@@ -194,15 +196,20 @@ class _Scan:
         value: int = _U64.unpack_from(self._data, self._skip(8, what))[0]
         return value
 
-    def _count(self, what: str, least: int) -> int:
+    def _count(self, what: str, least: int, most: int) -> int:
         """A number of things that follow, each of at least ``least`` bytes."""
         at = self._at
         count = self._u64(what)
-        if count > (len(self._data) - self._at) // least:
-            raise self._fail(f"{what} {count} is more than the file can hold", at)
-        self._budget -= count
-        if self._budget < 0:
-            raise self._fail(f"{what} {count}: the header lists more than {MAX_VALUES} values", at)
+        if count > (self._size - self._at) // least:
+            raise self._fail(f"{what} is {count}, more than the file can hold", at)
+        if count > most:
+            raise self._fail(f"{what} is {count}, more than the {most} that are read", at)
+        return count
+
+    def _length(self, key: str, least: int) -> int:
+        """The length of an array; lengths add up to at most MAX_VALUES."""
+        count = self._count(f"the length of {key!r}", least, self._values_left)
+        self._values_left -= count
         return count
 
     def _text(self, what: str, longest: int = MAX_HEADER) -> str:
@@ -241,8 +248,7 @@ class _Scan:
     def _array(self, key: str) -> list[Scalar]:
         kind = self._u32(f"the element type of {key!r}")
         if kind == _STRING:
-            count = self._count(f"the length of {key!r}", 8)
-            return self._strings(key, count)
+            return self._strings(key, self._length(key, 8))
         if kind == _ARRAY:
             raise self._fail(f"{key!r} is an array of arrays, which GGUF readers do not accept", self._at - 4)
         return self._numbers(key, kind, None)
@@ -253,7 +259,7 @@ class _Scan:
             raise self._fail(f"{key!r} has unknown type {kind}", self._at - 4)
         dtype = np.dtype(_DTYPES[kind])
         if count is None:
-            count = self._count(f"the length of {key!r}", dtype.itemsize)
+            count = self._length(key, dtype.itemsize)
         start = self._skip(count * dtype.itemsize, repr(key))
         if kind == _BOOL and np.frombuffer(self._data, np.uint8, count, start).max(initial=0) > 1:
             raise self._fail(f"{key!r} is boolean but holds a byte other than 0 and 1", start)
