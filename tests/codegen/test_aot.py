@@ -162,7 +162,7 @@ def test_same_bytes_from_any_folder_and_user(tmp_path: Path, compiled: Compiled,
         "TMPDIR": str(home / "tmp"),
         "USER": user,
         "PYTHONHASHSEED": "7" if user == "a" else "random",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "TRITON_INTERPRET": "1",
         "TRITON_CACHE_DIR": str(home / "elsewhere"),
         "DISABLE_PTXAS_OPT": "1",
@@ -203,7 +203,7 @@ def test_compile_error_names_kernel_and_keeps_its_source(tmp_path: Path) -> None
 
 def test_worker_that_dies_is_an_error_not_a_hang(tmp_path: Path) -> None:
     deadly = replace(DOUBLE, source="import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    with pytest.raises(CompileError, match="the compiler process died .killed by SIGKILL."):
+    with pytest.raises(CompileError, match=r"the compiler process died \(killed by SIGKILL\)"):
         compile_kernels([deadly, DOT, SPILL], ["sm_90"], jobs=2, cache_dir=tmp_path)
 
 
@@ -239,7 +239,7 @@ def test_source_without_the_entry(tmp_path: Path) -> None:
 
 
 def test_unknown_target_and_clashing_names(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="unknown target 'sm_89'.*sm_90, sm_100"):
+    with pytest.raises(UsageError, match=r"unknown target 'sm_89'.*sm_90, sm_100"):
         compile_kernels([DOUBLE], ["sm_89"], cache_dir=tmp_path)
     with pytest.raises(VerificationError, match="two different kernels are called double"):
         compile_kernels([DOUBLE, INDEPENDENT], ["sm_90"], cache_dir=tmp_path)
