@@ -69,11 +69,14 @@ class Checkpoint(Protocol):
         model: BoundModel,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        *,
+        keep_fp32: bool = False,
     ) -> dict[str, torch.Tensor | Nvfp4]:
         """Every weight value of ``graph`` by name, of the type the graph gives it, on ``device``.
 
-        Streams weight by weight: besides the result, memory holds about one weight. CheckpointError where a
-        tensor is missing, unknown, damaged or of the wrong shape.
+        Streams weight by weight: besides the result, memory holds about one weight. ``keep_fp32`` (for FP32
+        numerics) keeps a BF16 weight that is stored in FP32 as it is. CheckpointError where a tensor is missing,
+        unknown, damaged or of the wrong shape.
         """
         ...
 
