@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sequence, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +15,6 @@ FileFormat = Literal["safetensors", "gguf"]
 #: How many names an error message shows.
 SHOWN = 4
 WRONG_SHAPE = "the weights and their configuration must be of the same model"
-WRONG_SHAPE = "the weights and their configuration must be of the same model"
-WRONG_SHAPE = "the weights and their configuration must be of the same model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +25,8 @@ class Part:
     tensors: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Stored tensors that, one under the other along the output rows, hold one expert of a weight, or all (None)."""
-
-    expert: int | None
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Stored tensors that, one under the other along the output rows, hold one expert of a weight, or all (None)."""
-
-    expert: int | None
-    tensors: tuple[str, ...]
+#: One way to store a weight.
+Form = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +73,33 @@ def find_weights(
     The first form of the spec that is there is taken. CheckpointError, beginning with ``where``, for a weight
     that is missing, incomplete, there in two forms or of the wrong shape, and for stored tensors that no weight uses.
     """
-    weights, missing = [], []
-    for value in weight_values(graph):
-        forms = weight_forms(model, value, file_format)
-        there = [form for form in forms if any(name in stored for name in _names(form))]
-        if len(there) > 1:
-            raise CheckpointError(
-                f"{where}: {value.name} is stored twice: as {_names(there[0])[0]} and as {_names(there[1])[0]}",
-                remedy="keep one form of it",
-            )
-        form = there[0] if there else forms[0]
-        absent = [name for name in _names(form) if name not in stored]
-        missing += absent
-        if not absent:
-            pieces = (piece for part in form for piece in _pieces(part, weight_shape(value), stored, where))
-            weights.append(StoredWeight(value, tuple(pieces)))
-    unknown = stored.keys() - {piece.tensor for weight in weights for piece in weight.pieces}
+    forms = {value: _stored_form(model, value, stored, file_format, where) for value in weight_values(graph)}
+    named = [name for form in forms.values() for name in _names(form)]
+    missing = [name for name in named if name not in stored]
+    unknown = sorted(stored.keys() - set(named))
     if missing:
-        remedy = f"unknown tensors it holds: {_show(sorted(unknown))}" if unknown else "fetch the checkpoint again"
+        remedy = f"it holds unknown {_show(unknown)}" if unknown else "fetch the checkpoint again"
         raise CheckpointError(f"{where}: missing {_show(missing)}", remedy=remedy)
     if unknown:
-        remedy = f"no weight of {model.spec.name} with this configuration is stored under such a name"
-        raise CheckpointError(f"{where}: unknown {_show(sorted(unknown))}", remedy=remedy)
-    return weights
+        remedy = f"with this configuration, {model.spec.name} has no weight of such a name"
+        raise CheckpointError(f"{where}: unknown {_show(unknown)}", remedy=remedy)
+    return [StoredWeight(value, _pieces(value, form, stored, where)) for value, form in forms.items()]
 
 
-def weight_forms(model: BoundModel, value: Value, file_format: FileFormat) -> list[tuple[Part, ...]]:
+def _stored_form(
+    model: BoundModel, value: Value, stored: Mapping[str, Shape], file_format: FileFormat, where: str
+) -> Form:
+    """The form of which anything is stored, else the first; CheckpointError where there are two."""
+    forms = weight_forms(model, value, file_format)
+    there = [form for form in forms if any(name in stored for name in _names(form))]
+    if len(there) > 1:
+        first, second = (next(name for name in _names(form) if name in stored) for form in there[:2])
+        message = f"{where}: {value.name} is stored in two forms, as {first} and as {second}"
+        raise CheckpointError(message, remedy="keep one of them")
+    return (there or forms)[0]
+
+
+def weight_forms(model: BoundModel, value: Value, file_format: FileFormat) -> list[Form]:
     """The forms a weight may be stored in, in the spec's order, with layer and experts filled in."""
     assert value.source is not None
     spec = model.spec.weights[value.source]
@@ -127,32 +114,34 @@ def weight_forms(model: BoundModel, value: Value, file_format: FileFormat) -> li
     return forms
 
 
-def _names(form: Iterable[Part]) -> list[str]:
+def _names(form: Form) -> list[str]:
     return [name for part in form for name in part.tensors]
 
 
-def _pieces(part: Part, shape: Shape, stored: Mapping[str, Shape], where: str) -> list[Piece]:
-    """Place the tensors of ``part`` in a weight of ``shape``; CheckpointError where they do not make it up."""
-    target = shape if part.expert is None else shape[1:]
+def _pieces(value: Value, form: Form, stored: Mapping[str, Shape], where: str) -> tuple[Piece, ...]:
+    """Place the tensors of a complete form; CheckpointError where their shapes do not make up the weight."""
+    whole = weight_shape(value)
+    return tuple(
+        piece for part in form for piece in _stack(part, whole if part.expert is None else whole[1:], stored, where)
+    )
+
+
+def _stack(part: Part, target: Shape, stored: Mapping[str, Shape], where: str) -> list[Piece]:
+    """Place one part's tensors under each other along the rows of ``target``."""
     axis = max(len(target) - 2, 0)
-    pieces, rows = [], 0
+    pieces, first = [], 0
     for name in part.tensors:
-        found = stored[name]
-        fits = len(found) == len(target) and (*found[:axis], *found[axis + 1 :]) == (
-            *target[:axis],
-            *target[axis + 1 :],
-        )
-        if not fits or (len(part.tensors) == 1 and found != target):
-            expected: list[int | str] = list(target)
-            if len(part.tensors) > 1:
-                expected[axis] = "rows"
-            shown = ", ".join(map(str, expected))
-            raise CheckpointError(f"{where}: tensor {name} is {list(found)}, expected [{shown}]", remedy=WRONG_SHAPE)
-        pieces.append(Piece(name, slice(rows, rows + found[axis]), part.expert))
-        rows += found[axis]
-    if rows != target[axis]:
-        together = " and ".join(part.tensors)
-        raise CheckpointError(f"{where}: {together} have {rows} rows, expected {target[axis]}", remedy=WRONG_SHAPE)
+        shape = stored[name]
+        rows = target[axis] if len(part.tensors) == 1 or len(shape) <= axis else shape[axis]
+        expected = (*target[:axis], rows, *target[axis + 1 :])
+        if shape != expected:
+            message = f"{where}: tensor {name} is {list(shape)}, expected {list(expected)}"
+            raise CheckpointError(message, remedy=WRONG_SHAPE)
+        pieces.append(Piece(name, slice(first, first + rows), part.expert))
+        first += rows
+    if first != target[axis]:
+        names = ", ".join(part.tensors)
+        raise CheckpointError(f"{where}: {names} have {first} rows, expected {target[axis]}", remedy=WRONG_SHAPE)
     return pieces
 
 
