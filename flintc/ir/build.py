@@ -12,7 +12,7 @@ from typing import Literal
 from flintc.errors import Place, SpecError
 from flintc.ir.entries import check_entries, operands, read_attributes
 from flintc.ir.graph import Attr, Graph, Launch, Op, Value, ValueKind
-from flintc.ir.ops import OPS, OpTypeError, infer
+from flintc.ir.ops import OpTypeError, infer
 from flintc.ir.types import DType, TensorType
 from flintc.spec import BoundModel, OpEntry
 from flintc.spec.words import did_you_mean
@@ -100,8 +100,8 @@ class _Builder:
         for port in operands(entry):
             if port == "weight" or port == "sinks":
                 inputs.append(self.weight(site, layer))
-            elif port in ("positions", "seqs"):
-                inputs.append(self.names[port])
+            elif port in _STEP_INPUTS and port != "ids":
+                inputs.append(port)
             elif port == "block_table":
                 inputs.append(self.block_table(attrs.get("window")))
             elif port == "table":
@@ -125,9 +125,6 @@ class _Builder:
             raise SpecError(
                 f"two ops are named {entry.name or entry.op!r} in one layer", site.place(), remedy="give one a `name:`"
             )
-        if len(entry.binds) != len(made):
-            ports = ", ".join(OPS[entry.op].outputs)
-            raise SpecError(f"{entry.op} makes {ports}; {len(entry.binds)} names are bound", site.place("out"))
         kind: ValueKind = "cache" if entry.op == "kv_write" else "activation"
         outputs = tuple(self.bind(n, t, kind, layer) for n, t in zip(entry.binds, made, strict=True))
         self.ops[name] = Op(name, entry.op, inputs, outputs, site.attrs, layer)

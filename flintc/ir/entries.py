@@ -16,6 +16,9 @@ GIVEN_PORTS = ("positions", "seqs", "block_table", "table")
 #: Ports that `weight:` fills.
 WEIGHT_PORTS = ("weight", "sinks")
 
+#: Names that stand for what every step is given; no op binds them. `cache` is bound by `kv_write` alone.
+RESERVED = ("ids", "positions", "seqs", "block_table", "rope_table")
+
 #: An attribute's key in a spec, where it differs from its name: `out` there is what an op binds.
 _SPELLED = {"out": "out_dtype"}
 
@@ -70,6 +73,9 @@ def _check_operands(spec: Spec, entry: OpEntry, path: Path) -> None:
     if len(entry.binds) != len(made):
         message = f"{entry.op} makes {', '.join(made)}; {len(entry.binds)} names are bound"
         raise SpecError(message, spec.place(*path, "out"))
+    for name in entry.binds:
+        if name in RESERVED or (name == "cache") != (entry.op == "kv_write") or entry.binds.count(name) > 1:
+            raise SpecError(f"{entry.op} cannot bind {name!r} here", spec.place(*path, "out"))
 
 
 def read_attributes(model: BoundModel, entry: OpEntry, path: Path) -> Mapping[str, Attr]:

@@ -102,6 +102,8 @@ def _out_dtype(attrs: Attrs) -> DType:
 
 def _embed(types: Types, attrs: Attrs) -> Types:
     ids, weight = types
+    _rank(ids, 1, "ids")
+    _rank(weight, 2, "weight")
     _dtype(ids, ("i32",), "ids")
     _dtype(weight, ("bf16",), "weight")
     return (TensorType("bf16", (*ids.shape, weight.shape[1])),)
@@ -119,6 +121,7 @@ def _norm(types: Types, attrs: Attrs) -> Types:
     _positive(attrs, "eps")
     _dtype(x, ("bf16", "f32"), "x")
     _dtype(weight, ("f32",), "weight")
+    _rank(weight, 1, "weight")
     _matrix(weight, x.shape[-1])
     return (TensorType("bf16", x.shape),)
 
@@ -147,6 +150,7 @@ def _head_norm(types: Types, attrs: Attrs) -> Types:
     _rank(x, 3, "x")
     _dtype(x, ("bf16",), "x")
     _dtype(weight, ("f32",), "weight")
+    _rank(weight, 1, "weight")
     _matrix(weight, x.shape[2])
     _positive(attrs, "eps")
     _, count = _span(attrs, "heads", x)
@@ -173,13 +177,15 @@ def _rope(types: Types, attrs: Attrs) -> Types:
 def _kv_write(types: Types, attrs: Attrs) -> Types:
     k, v, cache, positions, seqs, table = types
     _window(attrs)
-    _dtype(k, ("bf16",), "k")
-    _dtype(v, ("bf16",), "v")
+    for t, port in ((k, "k"), (v, "v")):
+        _rank(t, 3, port)
+        _dtype(t, ("bf16",), port)
     for t, port in ((positions, "positions"), (seqs, "seqs"), (table, "table")):
         _dtype(t, ("i32",), port)
     _, count = _span(attrs, "v_heads", v)
     _rank(cache, 5, "cache")
     _need(count == k.shape[1], f"{count} value heads for {k.shape[1]} key heads")
+    _need(v.shape[2] == k.shape[2], f"k is {k}, v is {v}: head sizes differ")
     _need(
         cache.shape[1] == 2 and cache.shape[2] == count and cache.shape[4] == k.shape[2],
         f"cache is {cache}, expected [P, 2, {count}, page, {k.shape[2]}]",
@@ -255,12 +261,14 @@ def _router(types: Types, attrs: Attrs) -> Types:
     _rank(x, 2, "x")
     _dtype(x, ("bf16",), "x")
     _dtype(weight, ("f32",), "weight")
+    _rank(weight, 2, "weight")
     _matrix(weight, x.shape[1])
     return (TensorType("f32", (x.shape[0], weight.shape[0])),)
 
 
 def _topk(types: Types, attrs: Attrs) -> Types:
     (logits,) = types
+    _rank(logits, 2, "logits")
     _dtype(logits, ("f32",), "logits")
     k, experts = _int(attrs, "k"), logits.shape[1]
     _need(isinstance(experts, int) and 0 < k <= experts, f"cannot choose {k} of {experts} experts")
@@ -273,9 +281,11 @@ def _expert_linear(types: Types, attrs: Attrs) -> Types:
     _dtype(x, ("bf16",), "x")
     _dtype(ids, ("i32",), "ids")
     _dtype(weight, ("bf16", "nvfp4"), "weight")
+    _rank(ids, 2, "ids")
     _rank(weight, 3, "weight")
     _matrix(weight, x.shape[-1])
-    _need(len(x.shape) == 2 or x.shape[:2] == ids.shape, f"x is {x}, ids is {ids}: leading dimensions must agree")
+    lead = x.shape[:-1]
+    _need(lead in (ids.shape, ids.shape[:1]), f"x is {x}, ids is {ids}: leading dimensions must agree")
     return (TensorType(_out_dtype(attrs), (*ids.shape, weight.shape[1])),)
 
 

@@ -41,16 +41,20 @@ class BoundModel:
             near = did_you_mean(error.name, names) if error.name else None
             raise SpecError(str(error), place, remedy=near) from None
 
-    def dim(self, text: str | int, place: Place) -> int:
+    def dim(self, text: str | Number, place: Place) -> int:
         """Value of a dimension expression: a positive whole number."""
-        return whole(self.value(text, place), place)
+        return _whole(str(text), self.value(text, place), place)
 
 
-def whole(value: Number, place: Place) -> int:
-    """``value`` as a positive whole number, or a SpecError at ``place``."""
+def _whole(what: str, value: Number, place: Place) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise SpecError(f"must be a positive whole number, not {value}", place)
+        raise SpecError(f"{what} must be a positive whole number, not {value}", place)
     return value
+
+
+def _place(spec: Spec, section: str, name: str) -> Place:
+    """Where a quantity of ``section`` states its value."""
+    return spec.place(section, name, "value" if getattr(spec, section)[name].default is None else "default")
 
 
 def bind(
@@ -61,7 +65,8 @@ def bind(
     ignored: tuple[str, ...] = (),
 ) -> BoundModel:
     """Evaluate every dimension and number; ``given_*`` take the place of defaults."""
-    dims = {n: whole(v, spec.place("dimensions", n)) for n, v in _resolve(spec, "dimensions", given_dims, {}).items()}
+    sizes = _resolve(spec, "dimensions", given_dims, {})
+    dims = {name: _whole(name, value, _place(spec, "dimensions", name)) for name, value in sizes.items()}
     numbers = {n: float(v) for n, v in _resolve(spec, "numbers", given_numbers, dims).items()}
     return BoundModel(
         spec, MappingProxyType(dims), MappingProxyType(numbers), MappingProxyType(dict(layer_sets)), ignored
@@ -78,7 +83,7 @@ def _resolve(spec: Spec, section: str, given: Mapping[str, Number], outer: Mappi
             return outer[name]
         if name in done:
             return done[name]
-        place = spec.place(section, name)
+        place = _place(spec, section, name)
         if name in trail:
             circle = " -> ".join((*trail[trail.index(name) :], name))
             raise SpecError(f"{section} depend on each other in a circle: {circle}", place)

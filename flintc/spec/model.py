@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    Strict,
     StringConstraints,
     field_validator,
     model_validator,
@@ -36,27 +37,55 @@ KNOWN_PASSES = (
 LAYER_WORDS = ("first", "last")
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
-Literal_ = str | int | float | bool | None
 
 
 def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Names = Annotated[tuple[Name, ...], BeforeValidator(_listed)]
+def _number_or_text(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise PydanticCustomError("quantity", "expected a number or an expression, not {what}", _what(value))
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, int | float | str | bool | None):
+        raise PydanticCustomError("plain", "expected a number, a word, true, false or null, not {what}", _what(value))
+    return value
+
+
+def _tensor_form(value: Any) -> Any:
+    names = value if isinstance(value, list | tuple) else [value]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise PydanticCustomError("form", "expected a tensor name, or a list of them to concatenate")
+    return value
+
+
+def _what(value: Any) -> dict[str, str]:
+    kinds = {list: "a list", dict: "a mapping", bool: "true or false", type(None): "nothing"}
+    return {"what": kinds.get(type(value), f"the {type(value).__name__} {value!r}")}
+
+
+Whole = Annotated[int, Strict()]
+Flag = Annotated[bool, Strict()]
+Scalar = Annotated[int | float | str, BeforeValidator(_number_or_text, int | float | str)]
+Plain = Annotated[str | int | float | bool | None, BeforeValidator(_plain, str | int | float | bool | None)]
+TensorForm = Annotated[str | tuple[str, ...], BeforeValidator(_tensor_form, str | list[str])]
+Words = Annotated[tuple[str, ...], BeforeValidator(_listed, str | list[str])]
+Names = Annotated[tuple[Name, ...], BeforeValidator(_listed, str | list[str])]
 
 
 class Entry(BaseModel):
     """Base of every mapping in a spec: frozen, typed strictly, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
         if not isinstance(data, dict):
-            raise PydanticCustomError("mapping", "expected a mapping, not {what}", {"what": _describe(data)})
+            raise PydanticCustomError("mapping", "expected a mapping, not {what}", _what(data))
         if cls.model_config.get("extra") == "allow":
             return data
         known = {f.alias or name for name, f in cls.model_fields.items()}
@@ -70,10 +99,6 @@ class Entry(BaseModel):
         return data
 
 
-def _describe(data: Any) -> str:
-    return "nothing" if data is None else f"a {'list' if isinstance(data, list) else type(data).__name__}"
-
-
 def _choices(known: set[str]) -> str:
     return f"known keys: {', '.join(sorted(known))}"
 
@@ -83,7 +108,7 @@ class Match(Entry):
 
     architectures: tuple[str, ...] = ()
     gguf: str | None = None
-    named_only: bool = False
+    named_only: Flag = False
 
 
 def _shorthand(value: Any) -> Any:
@@ -98,11 +123,11 @@ class Quantity(Entry):
     the default where a checkpoint has none of them.
     """
 
-    value: int | float | str | None = None
-    default: int | float | str | None = None
+    value: Scalar | None = None
+    default: Scalar | None = None
     config: Words = ()
     gguf: Words = ()
-    optional: bool = False
+    optional: Flag = False
 
     @model_validator(mode="after")
     def _one_meaning(self) -> Quantity:
@@ -113,7 +138,7 @@ class Quantity(Entry):
         return self
 
 
-QuantityField = Annotated[Quantity, BeforeValidator(_shorthand)]
+QuantityField = Annotated[Quantity, BeforeValidator(_shorthand, Quantity | int | float | str)]
 
 
 class StatedSet(Entry):
@@ -124,7 +149,7 @@ class StatedSet(Entry):
     item: str | None = None
     of: str | None = None
     flags: str | None = None
-    where: bool = True
+    where: Flag = True
     indices: str | None = None
     first: str | None = None
     absent: Name | None = None
@@ -145,7 +170,7 @@ class StatedSet(Entry):
 class LayerSet(Entry):
     """A named set of layer numbers."""
 
-    default: tuple[Annotated[int, Field(ge=0)], ...]
+    default: tuple[Annotated[Whole, Field(ge=0)], ...]
     config: StatedSet | None = None
     gguf: StatedSet | None = None
 
@@ -157,10 +182,10 @@ class Check(Entry):
     these, ``keys`` a mapping with no others.
     """
 
-    required: bool = False
-    equals: Literal_ = None
+    required: Flag = False
+    equals: Plain = None
     equals_dimension: str | None = None
-    each: tuple[Literal_, ...] | None = None
+    each: tuple[Plain, ...] | None = None
     keys: tuple[str, ...] | None = None
 
     @property
@@ -184,9 +209,9 @@ class Numerics(Entry):
     kv_cache: Literal["bf16"] = "bf16"
     accumulate: Literal["f32"] = "f32"
     #: Positions per split-KV partial.
-    attention_chunk: Annotated[int, Field(gt=0, le=1 << 20)] = 512
+    attention_chunk: Annotated[Whole, Field(gt=0, le=1 << 20)] = 512
     #: Positions per page of the KV cache.
-    kv_page: Annotated[int, Field(gt=0, le=1 << 16)] = 64
+    kv_page: Annotated[Whole, Field(gt=0, le=1 << 16)] = 64
 
 
 def _placeholders(name: str) -> set[str]:
@@ -196,6 +221,10 @@ def _placeholders(name: str) -> set[str]:
         return {""}
 
 
+def _form_names(forms: tuple[str | tuple[str, ...], ...]) -> tuple[str, ...]:
+    return tuple(name for form in forms for name in ((form,) if isinstance(form, str) else form))
+
+
 class WeightSpec(Entry):
     """A weight: its shape, its type, and the forms in which each checkpoint format holds it.
 
@@ -203,15 +232,15 @@ class WeightSpec(Entry):
     filled in. ``type: linear`` is BF16 or NVFP4, as the model is compiled.
     """
 
-    shape: Annotated[tuple[int | str, ...], Field(min_length=1, max_length=3)]
+    shape: Annotated[tuple[Scalar, ...], Field(min_length=1, max_length=3)]
     type: Literal["bf16", "f32", "linear"]
-    safetensors: tuple[str | tuple[str, ...], ...] = ()
-    gguf: tuple[str | tuple[str, ...], ...] = ()
+    safetensors: tuple[TensorForm, ...] = ()
+    gguf: tuple[TensorForm, ...] = ()
 
     @field_validator("safetensors", "gguf")
     @classmethod
     def _known_placeholders(cls, forms: tuple[str | tuple[str, ...], ...]) -> tuple[str | tuple[str, ...], ...]:
-        for name in (n for f in forms for n in ((f,) if isinstance(f, str) else f)):
+        for name in _form_names(forms):
             if not _placeholders(name) <= {"layer", "expert"}:
                 raise PydanticCustomError(
                     "placeholder", "{name}: only {{layer}} and {{expert}} are filled in", {"name": repr(name)}
@@ -227,8 +256,7 @@ class WeightSpec(Entry):
 
     def names(self) -> tuple[str, ...]:
         """Every tensor name of every form."""
-        forms = (*self.safetensors, *self.gguf)
-        return tuple(n for f in forms for n in ((f,) if isinstance(f, str) else f))
+        return _form_names((*self.safetensors, *self.gguf))
 
     @property
     def per_layer(self) -> bool:
@@ -252,13 +280,10 @@ class Condition(Entry):
         return (self.when is None or within(self.when)) and not (self.unless is not None and within(self.unless))
 
 
-AttrText = int | float | str | bool | None
-
-
 class OpEntry(Condition):
     """One op of a block: what it reads and binds. Keys beyond the named ones are attributes of the op."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     op: str
     name: Name | None = None

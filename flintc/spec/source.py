@@ -127,7 +127,7 @@ def parse_document(text: str, file: str) -> Document:
         raise SpecError("not YAML: a control character", _place_after(text[: error.position], file)) from None
     if root is None:
         raise SpecError("the file is empty", Place(file, 1, 1))
-    if not isinstance(root, yaml.MappingNode):
+    if not isinstance(root, yaml.MappingNode) or root.tag != "tag:yaml.org,2002:map":
         raise SpecError("not a spec: expected a mapping of keys such as `name:` and `blocks:`", _place(root, file))
     document = Document(file, {})
     document.data.update(_Builder(document).mapping(root, ()))
@@ -175,9 +175,9 @@ class _Builder:
         if self.count > MAX_NODES or len(path) > MAX_DEPTH:
             raise self.error(f"aliases expand to more than {MAX_NODES} values or nest without end", node)
         self.document.values[path] = _place(node, self.document.file)
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
             return self.mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
         return self.scalar(node)
 
