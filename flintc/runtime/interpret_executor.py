@@ -1,0 +1,133 @@
+"""The backend ``interpret``: a plan's generated kernels in Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flintc.codegen.interpret import load_interpreted
+from flintc.ir.graph import Graph
+from flintc.ir.plan import Arg, Plan
+from flintc.ir.types import DType, resolve
+from flintc.reference import Nvfp4
+from flintc.runtime.kv import KvCache, KvLayout
+from flintc.runtime.storage import KvStorage, rows_of_tables
+
+#: Rows of a step as kernels are captured for them; others are padded up.
+BATCHES = (1, 2, 4, 8)
+
+_TORCH: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
+#: As BF16, FP32 or either half of an FP32 this is NaN; as an index it is -1.
+_POISON = 0xFF
+
+
+class InterpretExecutor:
+    """Runs ``plan`` with ``weights`` and ``tables`` by value name.
+
+    Activations are NaN before each step, so that a value nothing wrote shows in the logits.
+    context, slots, pages: see :class:`KvCache`.
+    """
+
+    path = "interpret"
+    rows = BATCHES[-1]
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Mapping[str, Tensor | Nvfp4],
+        tables: Mapping[str, Tensor],
+        context: int,
+        slots: int,
+        pages: int | None = None,
+    ) -> None:
+        self.kv = KvCache(KvLayout.from_graph(plan.graph), context, slots, pages)
+        #: Kernel calls made so far; a step makes one per launch of the plan.
+        self.calls = 0
+        self._plan = plan
+        self._kernels: dict[str, Callable[[tuple[int, int, int], Sequence[Any]], None]] = {
+            name: load_interpreted(kernel) for name, kernel in plan.kernels.items()
+        }
+        self._given = {**weights, **tables}
+        self._storage = KvStorage(self.kv, torch.bfloat16)
+        self._chunk = _chunk(plan.graph)
+        self._stored = _first_versions(plan.graph)
+        self._symbols = {"Q": slots, "T": -(-context // self.kv.layout.page), "C": rows_of_tables(tables)}
+        largest = self._env(self.rows, context - 1)
+        self._scratch = {
+            name: torch.zeros([resolve(d, largest) for d in s.type.shape], dtype=_TORCH[s.type.dtype])
+            for name, s in plan.scratch.items()
+        }
+
+    def step(
+        self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], *, logits_rows: Sequence[int]
+    ) -> Tensor:
+        """See :class:`~flintc.runtime.executor.Executor`; at most ``rows`` rows."""
+        self._storage.grow()
+        batch = next(b for b in BATCHES if b >= len(ids))
+        padding = [0] * (batch - len(ids))
+        rows = {"ids": [*ids, *padding], "positions": [*positions, *padding], "seqs": [*seqs, *(-1 for _ in padding)]}
+        inputs = {name: torch.tensor(values, dtype=torch.int32) for name, values in rows.items()}
+        env = self._env(batch, max(positions))
+        step = _Step(self._plan, env, {**self._given, **self._storage.tensors, **self.kv.tables, **inputs})
+        for launch in self._plan.launches:
+            x, y, z = (resolve(d, env) for d in launch.grid)
+            self._kernels[launch.kernel]((x, y, z), [self._argument(step, arg) for arg in launch.args])
+            self.calls += 1
+        return step.activation(self._plan.graph.outputs[0])[list(logits_rows)]
+
+    def _env(self, batch: int, position: int) -> dict[str, int]:
+        """Run-time symbols of a step of ``batch`` rows whose last position is ``position``."""
+        splits = position // self._chunk + 1
+        return {**self._symbols, "B": batch, "S": splits, "P": self._storage.pages}
+
+    def _argument(self, step: _Step, arg: Arg) -> Tensor | int:
+        if arg.kind == "symbol":
+            return step.env[arg.ref]
+        if arg.kind == "scratch":
+            return self._scratch[arg.ref]
+        name, _, part = arg.ref.partition("#")
+        if name in self._plan.placement:
+            return step.activation(name)
+        given = step.given[self._stored.get(name, name)]
+        tensor = getattr(given, part) if arg.kind == "part" else given
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+
+class _Step:
+    """Freshly poisoned buffers of one step, and the tensors given to it by value name."""
+
+    def __init__(self, plan: Plan, env: Mapping[str, int], given: Mapping[str, Tensor | Nvfp4]) -> None:
+        self.env = env
+        self.given = given
+        self._plan = plan
+        self._buffers = {
+            name: torch.full((max(t.nbytes(env) for t in buffer.types),), _POISON, dtype=torch.uint8)
+            for name, buffer in plan.buffers.items()
+        }
+
+    def activation(self, name: str) -> Tensor:
+        """An activation as its buffer holds it."""
+        type = self._plan.graph.values[name].type
+        data = self._buffers[self._plan.placement[name]][: type.nbytes(self.env)]
+        return data.view(_TORCH[type.dtype]).view([resolve(d, self.env) for d in type.shape])
+
+
+def _chunk(graph: Graph) -> int:
+    """Positions per partial of the layers that attend to the whole context."""
+    chunks = {op.attrs["chunk"] for op in graph.ops.values() if op.kind == "attention_partial"}
+    (chunk,) = chunks or {1}
+    assert isinstance(chunk, int)
+    return chunk
+
+
+def _first_versions(graph: Graph) -> dict[str, str]:
+    """Later version of a cache -> the version that its memory is named after."""
+    first: dict[str, str] = {}
+    for op in graph.ops.values():
+        if op.kind == "kv_write":
+            first[op.outputs[0]] = first.get(op.inputs[2], op.inputs[2])
+    return first
