@@ -6,7 +6,7 @@ Names are as in docs/architecture.md: ``L12.h`` for a value of layer 12, ``L12.q
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from flintc.errors import Place, SpecError
@@ -54,11 +54,12 @@ def ring_pages(window: int, page: int) -> int:
     return -(-(window - 1 + RING_ROWS) // page)
 
 
-def gemv_tile(kind: str, rows: int) -> int | None:
-    """Default output rows per program for a GEMV of ``rows`` output rows; None for an op that is no GEMV."""
-    if kind not in TILES:
+def default_tile(op: Op, values: Mapping[str, Value]) -> int | None:
+    """Output rows per program of a GEMV; None for an op that is none."""
+    if op.kind not in TILES:
         return None
-    return WIDE_TILE if rows >= WIDE_ROWS else TILES[kind]
+    rows = values[op.inputs[-1]].type.shape[-2]
+    return WIDE_TILE if isinstance(rows, int) and rows >= WIDE_ROWS else TILES[op.kind]
 
 
 class _Builder:
@@ -69,8 +70,8 @@ class _Builder:
         self.weights = weights
         self.values: dict[str, Value] = {}
         self.ops: dict[str, Op] = {}
-        self.tiles: dict[str, int | None] = {}
         self.names: dict[str, str] = {}
+        #: Last cache version and window of each layer.
         self.caches: dict[int, tuple[str, int | None]] = {}
         for name in _STEP_INPUTS:
             self.names[name] = self.add(name, TensorType("i32", ("B",)), "input")
@@ -94,42 +95,44 @@ class _Builder:
 
     def op(self, site: _Site, layer: int | None) -> None:
         entry = site.entry
-        attrs = site.attrs
         reads = iter(enumerate(entry.reads))
         inputs: list[str] = []
         for port in operands(entry):
-            if port == "weight" or port == "sinks":
-                inputs.append(self.weight(site, layer))
-            elif port in _STEP_INPUTS and port != "ids":
-                inputs.append(port)
-            elif port == "block_table":
-                inputs.append(self.block_table(attrs.get("window")))
-            elif port == "table":
-                inputs.append(self.rope_table(inputs[0]))
-            else:
-                at, name = next(reads)
-                if port == "cache":
-                    self.open_cache(site, layer, inputs, attrs.get("window"))
-                inputs.append(self.lookup(name, site.place("in", at)))
-        types = tuple(self.values[v].type for v in inputs)
+            inputs.append(self.operand(port, site, layer, inputs, reads))
         try:
-            made = infer(entry.op, types, attrs)
+            made = infer(entry.op, tuple(self.values[v].type for v in inputs), site.attrs)
         except OpTypeError as error:
             raise SpecError(f"{entry.op}: {error}", site.place()) from None
         self.record(site, layer, tuple(inputs), made)
 
+    def operand(
+        self, port: str, site: _Site, layer: int | None, before: list[str], reads: Iterator[tuple[int, str]]
+    ) -> str:
+        """The value at ``port``: given by the step, or what the entry reads next; ``before`` precede it."""
+        match port:
+            case "weight" | "sinks":
+                return self.weight(site, layer)
+            case "positions" | "seqs":
+                return port
+            case "block_table":
+                return self.block_table(site.attrs.get("window"))
+            case "table":
+                return self.rope_table(before[0])
+            case "cache":
+                self.open_cache(site, layer, before)
+        at, name = next(reads)
+        return self.lookup(name, site.place("in", at))
+
     def record(self, site: _Site, layer: int | None, inputs: tuple[str, ...], made: tuple[TensorType, ...]) -> None:
+        """Add the op and bind what it makes."""
         entry = site.entry
-        name = _scoped(entry.name or entry.op, layer)
+        label = entry.name or entry.op
+        name = _scoped(label, layer)
         if name in self.ops:
-            raise SpecError(
-                f"two ops are named {entry.name or entry.op!r} in one layer", site.place(), remedy="give one a `name:`"
-            )
+            raise SpecError(f"a second op named {label!r} in one layer", site.place(), remedy="give one a `name:`")
         kind: ValueKind = "cache" if entry.op == "kv_write" else "activation"
         outputs = tuple(self.bind(n, t, kind, layer) for n, t in zip(entry.binds, made, strict=True))
         self.ops[name] = Op(name, entry.op, inputs, outputs, site.attrs, layer)
-        rows = [self.values[v].type.shape[-2] for v in inputs if self.values[v].kind == "weight" and entry.op in TILES]
-        self.tiles[name] = gemv_tile(entry.op, int(rows[0])) if rows else None
         if kind == "cache" and layer is not None:
             self.caches[layer] = (outputs[0], self.caches[layer][1])
 
@@ -175,8 +178,9 @@ class _Builder:
         half = head // 2 if isinstance(head, int) else 1
         return self.add("rope_table", TensorType("f32", ("C", 2, half)), "table")
 
-    def open_cache(self, site: _Site, layer: int | None, inputs: list[str], window: object) -> None:
+    def open_cache(self, site: _Site, layer: int | None, before: list[str]) -> None:
         """The layer's first cache version, shaped by the keys that are first written to it."""
+        window = site.attrs.get("window")
         ring = window if isinstance(window, int) else None
         if layer is None:
             raise SpecError("a cache belongs to a layer, this block does not", site.place())
@@ -185,7 +189,7 @@ class _Builder:
             if known != ring:
                 raise SpecError(f"window {ring} differs from {known}, as this layer's cache was written", site.place())
             return
-        keys = self.values[inputs[0]].type
+        keys = self.values[before[0]].type
         if site.entry.op != "kv_write":
             raise SpecError("the cache is read before kv_write wrote it", site.place())
         if len(keys.shape) != 3:
@@ -199,7 +203,9 @@ class _Builder:
     def graph(self, head: frozenset[str]) -> Graph:
         spec = self.model.spec
         output = self.lookup(spec.model.output, spec.place("model", "output"))
-        launches = tuple(Launch(op.name, op.kind, (op.name,), tile=self.tiles[op.name]) for op in self.ops.values())
+        launches = tuple(
+            Launch(op.name, op.kind, (op.name,), tile=default_tile(op, self.values)) for op in self.ops.values()
+        )
         outputs = (output, *(cache for cache, _ in self.caches.values()))
         return Graph(spec.name, self.values, self.ops, launches, outputs, head)
 

@@ -55,6 +55,8 @@ def _check_entry(spec: Spec, entry: OpEntry, path: Path) -> None:
     for name, default in definition.attrs.items():
         if isinstance(default, EllipsisType) and _SPELLED.get(name, name) not in entry.attributes:
             raise SpecError(f"{entry.op} needs the attribute {_SPELLED.get(name, name)!r}", spec.place(*path))
+    if entry.op == "rope" and "rope_theta" not in spec.numbers:
+        raise SpecError("rope needs the number 'rope_theta'", spec.place(*path), remedy="add it to `numbers:`")
     _check_operands(spec, entry, path)
 
 

@@ -9,6 +9,9 @@ from flintc.spec.expr import ExprError, names_in
 from flintc.spec.model import LAYER_WORDS, Condition, Spec
 from flintc.spec.words import did_you_mean
 
+#: Dimensions that flintc itself reads by name.
+GIVEN_DIMENSIONS = {"layers": "the number of layers", "context": "the most positions a sequence may have"}
+
 
 def check_spec(spec: Spec, known_passes: Sequence[str]) -> None:
     """Raise SpecError at the first name that nothing defines, or at a pipeline out of order."""
@@ -37,8 +40,9 @@ def _expression(text: object, known: Iterable[str], place: Place) -> None:
 
 
 def _check_quantities(spec: Spec) -> None:
-    if "layers" not in spec.dimensions:
-        raise SpecError("missing dimension 'layers', the number of layers", spec.place("dimensions", key=True))
+    for name, meaning in GIVEN_DIMENSIONS.items():
+        if name not in spec.dimensions:
+            raise SpecError(f"missing dimension {name!r}, {meaning}", spec.place("dimensions", key=True))
     for section, known in (("dimensions", spec.dimensions), ("numbers", {**spec.dimensions, **spec.numbers})):
         for name, quantity in getattr(spec, section).items():
             if section == "numbers" and name in spec.dimensions:
@@ -93,9 +97,18 @@ def _check_step(spec: Spec) -> None:
     for part in ("before", "after", "head"):
         for i, block in enumerate(getattr(spec.model, part)):
             _known(block, spec.blocks, "block", spec.place("model", part, i))
+            _check_unconditional(spec, block, part)
     for i, use in enumerate(spec.model.layer):
         _known(use.block, spec.blocks, "block", spec.place("model", "layer", i, "block"))
         _check_condition(spec, use, "model", "layer", i)
+
+
+def _check_unconditional(spec: Spec, block: str, part: str) -> None:
+    for i, entry in enumerate(spec.blocks[block]):
+        for key in ("when", "unless"):
+            if getattr(entry, key) is not None:
+                message = f"`{key}` asks about a layer, but `{part}` runs block {block!r} outside the layers"
+                raise SpecError(message, spec.place("blocks", block, i, key, key=True))
 
 
 def _check_pipeline(spec: Spec, known_passes: Sequence[str]) -> None:
