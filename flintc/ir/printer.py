@@ -168,15 +168,18 @@ def _attribute(value: Attr) -> str:
 def _crossing_lines(
     graph: Graph, launch: Launch, op: str, crossings: Mapping[str, Crossing], layer: int | None
 ) -> Iterator[str]:
-    """How the outputs of ``op`` that stay inside cross, and whether they are written besides."""
+    """How the outputs of ``op`` that stay inside cross, and whether they are written besides; like ones together."""
     written = graph.writes(launch)
+    alike: dict[str, list[str]] = {}
     for v in graph.ops[op].outputs:
         if v in crossings:
             crossing = crossings[v]
             how = f"{crossing.kind} by {crossing.group}" if crossing.group else crossing.kind
             if crossing.kind == "recompute":
                 how += f" x{evaluations(graph, launch, op)}"
-            yield f"{_short(v, layer)}: {how}{', and written' if v in written else ''}"
+            alike.setdefault(how + (", and written" if v in written else ""), []).append(_short(v, layer))
+    for how, values in alike.items():
+        yield f"{', '.join(values)}: {how}"
 
 
 def _chained(graph: Graph, launch: Launch, layer: int | None) -> str:

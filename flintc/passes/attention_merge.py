@@ -1,0 +1,36 @@
+"""Pass 3: split-KV partials and their merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flintc.passes.base import FusionPass
+from flintc.passes.pattern import given, op
+from flintc.passes.rule import Rule, Rules, dtype, last_arriver, same_attrs
+
+positions, seqs = given("positions"), given("seqs")
+
+partial = op("attention_partial", positions=positions, seqs=seqs)
+merge = op(
+    "attention_merge", o=partial["o"], m=partial["m"], l=partial["l"], positions=positions, seqs=seqs
+)  # fmt: skip
+
+PARTIAL_MERGE = Rule(
+    name="partial+merge",
+    why="The last split of a head to arrive merges all of them, the sink counted once. The merge must know which "
+    "splits a row has, so it must agree with the partials on chunk, window and positions. Another reader of a partial "
+    "is refused: partials of splits past a row's own position are never written.",
+    role="attention",
+    ops=(partial, merge),
+    crosses=tuple(last_arriver(partial[port], by="row-head") for port in ("o", "m", "l")),
+    guards=(dtype(partial["cache"], "bf16"), same_attrs(partial, merge, "chunk", "window")),
+)
+
+
+@dataclass(frozen=True)
+class AttentionMerge(FusionPass):
+    """The split-KV partials and their merge share a launch."""
+
+    name: ClassVar[str] = "attention-merge"
+    rules: ClassVar[Rules] = Rules((PARTIAL_MERGE,))
