@@ -1,0 +1,76 @@
+"""The ``flintc`` command: one module per command; this file builds the application and owns errors and exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+import typer
+
+from flintc.cli import ablate, compile, demo, env, generate, show, synth
+from flintc.cli.common import Debug, State, say_error
+from flintc.errors import FlintcError
+
+#: Exit codes of every command: it worked, the work failed, the usage or an input is wrong.
+OK, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def build_app() -> typer.Typer:
+    """The application with every command registered."""
+    app = typer.Typer(
+        name="flintc",
+        help="A declarative kernel-fusion compiler for the Flint language model.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for module in (compile, show, ablate, generate, synth, env, demo):
+        module.register(app)
+
+    @app.callback()
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+        debug: Debug = False,
+    ) -> None:
+        if version:
+            from flintc import __version__
+
+            typer.echo(__version__)
+            raise typer.Exit(OK)
+
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. An error is one clear line on stderr."""
+    State.debug = False
+    try:
+        code = build_app()(args=list(argv) if argv is not None else None, prog_name="flintc", standalone_mode=False)
+        return code if isinstance(code, int) else OK
+    except FlintcError as error:
+        return _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        return _fail(error.format_message(), BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", FAILED)
+    except BrokenPipeError:
+        # The reader of our output left (`flintc show ... | head`): nothing to report, nothing more to write.
+        sys.stderr.close()
+        return OK
+    except Exception as error:
+        return _fail(f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)", FAILED)
+
+
+def _fail(message: str, code: int) -> int:
+    if State.debug:
+        traceback.print_exc()
+    say_error(message)
+    return code

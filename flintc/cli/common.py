@@ -1,0 +1,78 @@
+"""What every command shares: ``--json``, ``--debug``, progress bars, output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class State:
+    """Process-wide switches set by flags."""
+
+    debug = False
+
+
+def _set_debug(value: bool) -> bool:
+    State.debug = State.debug or value
+    return value
+
+
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Weights = Annotated[str, typer.Option("--weights", help="Weight format: bf16 or nvfp4.")]
+Disabled = Annotated[
+    list[str] | None, typer.Option("--disable-pass", metavar="PASS", help="Leave out a fusion pass; may be repeated.")
+]
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped one (flint, tiny-flint).")
+]
+
+stdout = Console()
+stderr = Console(stderr=True)
+
+
+def emit(as_json: bool, data: Mapping[str, Any], show: Callable[[], None]) -> None:
+    """Print ``data`` as the one JSON object, or ``show`` it to a person."""
+    if as_json:
+        sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    else:
+        show()
+
+
+def say_error(message: str) -> None:
+    """One line on stderr."""
+    line = " ".join(message.split("\n")) if not State.debug else message
+    sys.stderr.write(f"flintc: error: {line}\n")
+
+
+def say_warning(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"flintc: warning: {message}\n")
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """``a,b`` -> ("a", "b"); blanks around items are dropped."""
+    return tuple(item for item in (part.strip() for part in text.split(",")) if item)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on stderr, off when that is no terminal; call it with (done, total, what is being done)."""
+    columns = (TextColumn(title), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"), TimeElapsedColumn(),
+               TextColumn("{task.description}"))  # fmt: skip
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield update

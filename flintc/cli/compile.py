@@ -1,0 +1,84 @@
+"""``flintc compile``: a spec becomes a bundle of kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from flintc.cli.common import (
+    Debug,
+    Disabled,
+    Json,
+    SpecArgument,
+    Weights,
+    emit,
+    progress,
+    say_warning,
+    split_list,
+    stdout,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("compile")(compile_command)
+
+
+def compile_command(
+    spec: SpecArgument,
+    weights: Weights = "bf16",
+    target: Annotated[str, typer.Option(help="GPU targets, e.g. sm_90,sm_100.")] = "sm_90",
+    batch: Annotated[str, typer.Option(help="Batch sizes to capture, each at most 8.")] = "1,2,4,8",
+    disable_pass: Disabled = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Bundle folder (default: the cache).")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compile SPEC into a bundle: a plan, and one kernel per distinct launch and target. Needs no GPU."""
+    from flintc import api
+
+    with progress("compiling") as update:
+        bundle = api.compile(
+            spec,
+            weights=weights,
+            target=split_list(target),
+            batch=_batches(batch),
+            disable_passes=tuple(disable_pass or ()),
+            out=out,
+            progress=update,
+        )
+    manifest = bundle.manifest
+    for warning in manifest.warnings:
+        say_warning(warning)
+    data = {
+        "bundle": str(bundle.path),
+        "spec": manifest.spec,
+        "weights": manifest.weights,
+        "targets": list(manifest.targets),
+        "pipeline": list(manifest.pipeline),
+        "launches": len(bundle.plan.launches),
+        "kernels": [k.model_dump() for k in manifest.kernels],
+    }
+
+    def show() -> None:
+        table = Table("kernel", "target", "launches", "warps", "registers", "shared", "spills", title=None)
+        uses = {name: sum(x.kernel == name for x in bundle.plan.launches) for name in bundle.plan.kernels}
+        for k in manifest.kernels:
+            table.add_row(k.name, k.target, str(uses[k.name]), str(k.num_warps), str(k.registers),
+                          str(k.shared_bytes), str(k.spill_stores + k.spill_loads))  # fmt: skip
+        stdout.print(table)
+        stdout.print(f"{len(bundle.plan.launches)} launches, {len(bundle.plan.kernels)} kernels -> {bundle.path}")
+
+    emit(as_json, data, show)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    from flintc.errors import UsageError
+
+    items = split_list(text)
+    if not items or not all(i.isdigit() for i in items):
+        raise UsageError(f"--batch {text!r} is not a list of whole numbers", remedy="for example --batch 1,2,4,8")
+    return tuple(int(i) for i in items)
