@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -88,7 +89,11 @@ def find_gpus() -> list[Gpu]:
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of the regular files below ``folder``, 0 where there is none; links are not followed."""
-    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a compilation running beside this one renames its files
+            total += 0 if file.is_dir() else file.lstat().st_size
+    return total
 
 
 #: Attribute numbers of cuDeviceGetAttribute.
