@@ -24,9 +24,10 @@ class Driver:
 
     def __init__(self, path: Path, numerics: Numerics, capacity: int = 256, rows: int = 8, lower: bool = False) -> None:
         checkpoint = open_checkpoint(path)
-        spec = spec_for(checkpoint.spec_match.architecture)
+        match = checkpoint.spec_match
+        spec = spec_for(match.architecture, match.gguf)
         model = checkpoint.bind(spec)
-        graph = build(model)
+        graph = build(model, checkpoint.weights_format)
         self.graph = lower_attention(graph, 16) if lower else graph
         self.numerics, self.rows, self.done = numerics, rows, 0
         self.state = dict(checkpoint.load(graph, model, keep_fp32=numerics == "fp32"))
