@@ -85,11 +85,12 @@ class GenerationDefaults:
 
     def request(self, prompt: tuple[int, ...], options: Options, context: int) -> Request:
         """The request for ``prompt``; UsageError where an option is impossible."""
+        temperature = options.get("temperature", self.params.temperature)
         params = SamplingParams(
-            temperature=options.get("temperature", self.params.temperature),
+            temperature=temperature,
             top_p=options.get("top_p", self.params.top_p),
             top_k=options.get("top_k", self.params.top_k),
-            seed=options["seed"] if "seed" in options else secrets.randbits(64),
+            seed=options["seed"] if "seed" in options else secrets.randbits(64) if temperature else 0,
         )
         max_tokens = options.get("max_tokens", max(1, context - len(prompt)))
         if max_tokens < 1:
