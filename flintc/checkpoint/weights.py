@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flintc.errors import CheckpointError
+from flintc.errors import CheckpointError, SpecError
 from flintc.ir.graph import Graph, Value
 from flintc.spec import BoundModel
 
@@ -14,7 +14,6 @@ Shape = tuple[int, ...]
 FileFormat = Literal["safetensors", "gguf"]
 #: How many names an error message shows.
 SHOWN = 4
-WRONG_SHAPE = "the weights and their configuration must be of the same model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def find_weights(
     if unknown:
         remedy = f"with this configuration, {model.spec.name} has no weight of such a name"
         raise CheckpointError(f"{where}: unknown {_show(unknown)}", remedy=remedy)
-    return [StoredWeight(value, _pieces(value, form, stored, where)) for value, form in forms.items()]
+    return [StoredWeight(value, _pieces(model, value, form, stored, where)) for value, form in forms.items()]
 
 
 def _stored_form(
@@ -118,31 +117,43 @@ def _names(form: Form) -> list[str]:
     return [name for part in form for name in part.tensors]
 
 
-def _pieces(value: Value, form: Form, stored: Mapping[str, Shape], where: str) -> tuple[Piece, ...]:
-    """Place the tensors of a complete form; CheckpointError where their shapes do not make up the weight."""
+def part_shapes(model: BoundModel, value: Value, form: Form) -> list[tuple[Part, list[Shape]]]:
+    """The shape that each tensor of ``form`` must have; SpecError where the spec's ``rows`` do not add up."""
     whole = weight_shape(value)
-    return tuple(
-        piece for part in form for piece in _stack(part, whole if part.expert is None else whole[1:], stored, where)
-    )
+    result = []
+    for part in form:
+        target = whole if part.expert is None else whole[1:]
+        axis = max(len(target) - 2, 0)
+        rows = _rows(model, value, len(part.tensors), target[axis])
+        result.append((part, [(*target[:axis], n, *target[axis + 1 :]) for n in rows]))
+    return result
 
 
-def _stack(part: Part, target: Shape, stored: Mapping[str, Shape], where: str) -> list[Piece]:
-    """Place one part's tensors under each other along the rows of ``target``."""
-    axis = max(len(target) - 2, 0)
-    pieces, first = [], 0
-    for name in part.tensors:
-        shape = stored[name]
-        rows = target[axis] if len(part.tensors) == 1 or len(shape) <= axis else shape[axis]
-        expected = (*target[:axis], rows, *target[axis + 1 :])
-        if shape != expected:
-            message = f"{where}: tensor {name} is {list(shape)}, expected {list(expected)}"
-            raise CheckpointError(message, remedy=WRONG_SHAPE)
-        pieces.append(Piece(name, slice(first, first + rows), part.expert))
-        first += rows
-    if first != target[axis]:
-        names = ", ".join(part.tensors)
-        raise CheckpointError(f"{where}: {names} have {first} rows, expected {target[axis]}", remedy=WRONG_SHAPE)
-    return pieces
+def _rows(model: BoundModel, value: Value, tensors: int, total: int) -> list[int]:
+    """Output rows of each of a part's tensors."""
+    assert value.source is not None
+    spec, place = model.spec.weights[value.source], model.spec.place("weights", value.source, "rows")
+    if tensors == 1:
+        return [total]
+    rows = [model.dim(count, place) for count in spec.rows] or [total // tensors] * tensors
+    if sum(rows) != total:
+        raise SpecError(f"{tensors} tensors of {', '.join(map(str, rows))} rows do not make up {total}", place)
+    return rows
+
+
+def _pieces(model: BoundModel, value: Value, form: Form, stored: Mapping[str, Shape], where: str) -> tuple[Piece, ...]:
+    """Place the tensors of a complete form; CheckpointError where one is not of the shape it must have."""
+    pieces = []
+    for part, shapes in part_shapes(model, value, form):
+        first = 0
+        for name, shape in zip(part.tensors, shapes, strict=True):
+            if stored[name] != shape:
+                message = f"{where}: tensor {name} is {list(stored[name])}, expected {list(shape)}"
+                raise CheckpointError(message, remedy="weights and configuration must be of the same model")
+            stop = first + shape[max(len(shape) - 2, 0)]
+            pieces.append(Piece(name, slice(first, stop), part.expert))
+            first = stop
+    return tuple(pieces)
 
 
 def _show(names: Sequence[str]) -> str:

@@ -229,11 +229,13 @@ class WeightSpec(Entry):
     """A weight: its shape, its type, and the forms in which each checkpoint format holds it.
 
     A form is a tensor name, or a list of names concatenated along the output rows; ``{layer}`` and ``{expert}`` are
-    filled in. ``type: linear`` is BF16 or NVFP4, as the model is compiled.
+    filled in. ``rows`` are the output rows of each name of such a list; without it they are equal.
+    ``type: linear`` is BF16 or NVFP4, as the model is compiled.
     """
 
     shape: Annotated[tuple[Scalar, ...], Field(min_length=1, max_length=3)]
     type: Literal["bf16", "f32", "linear"]
+    rows: tuple[int | str, ...] = ()
     safetensors: tuple[TensorForm, ...] = ()
     gguf: tuple[TensorForm, ...] = ()
 
@@ -243,15 +245,24 @@ class WeightSpec(Entry):
         for name in _form_names(forms):
             if not _placeholders(name) <= {"layer", "expert"}:
                 raise PydanticCustomError(
-                    "placeholder", "{name}: only {{layer}} and {{expert}} are filled in", {"name": repr(name)}
+                    "placeholder", "{name}: only {layer} and {expert} are filled in", {"name": repr(name)}
                 )
         return forms
+
+    @model_validator(mode="after")
+    def _rows_of_each(self) -> WeightSpec:
+        for form in (*self.safetensors, *self.gguf):
+            if self.rows and not isinstance(form, str) and len(form) != len(self.rows):
+                raise PydanticCustomError(
+                    "rows", "`rows` has {rows} entries, a form {names}", {"rows": len(self.rows), "names": len(form)}
+                )
+        return self
 
     @model_validator(mode="after")
     def _one_scope(self) -> WeightSpec:
         scopes = {"layer" in _placeholders(n) for n in self.names()}
         if len(scopes) > 1:
-            raise PydanticCustomError("scope", "either every name holds {{layer}} or none does")
+            raise PydanticCustomError("scope", "either every name holds {layer} or none does")
         return self
 
     def names(self) -> tuple[str, ...]:

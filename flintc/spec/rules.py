@@ -76,6 +76,8 @@ def _check_weights(spec: Spec) -> None:
     for name, weight in spec.weights.items():
         for i, dimension in enumerate(weight.shape):
             _expression(dimension, spec.dimensions, spec.place("weights", name, "shape", i))
+        for i, count in enumerate(weight.rows):
+            _expression(count, spec.dimensions, spec.place("weights", name, "rows", i))
 
 
 def _check_condition(spec: Spec, condition: Condition, *path: str | int) -> None:
