@@ -35,6 +35,9 @@ class ExprError(ValueError):
         self.name = name
 
 
+_SYNTAX = (ast.Name, ast.Load, ast.UnaryOp, ast.USub, ast.BinOp, *_OPERATORS)
+
+
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> ast.expr:
     if len(text) > MAX_LENGTH:
@@ -43,8 +46,13 @@ def _parse(text: str) -> ast.expr:
         body = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ExprError(f"{text!r} is not an expression") from None
-    if sum(1 for _ in ast.walk(body)) > MAX_NODES:
+    nodes = list(ast.walk(body))
+    if len(nodes) > MAX_NODES:
         raise ExprError("expression has too many terms")
+    for node in nodes:
+        allowed = type(node.value) in (int, float) if isinstance(node, ast.Constant) else isinstance(node, _SYNTAX)
+        if not allowed:
+            raise ExprError(f"{text!r}: only numbers, names and + - * / // ** are allowed")
     return body
 
 
@@ -65,8 +73,6 @@ def evaluate(text: str | Number, names: Mapping[str, Number]) -> Number:
 
 def _value(node: ast.expr, names: Mapping[str, Number], text: str) -> Number:
     match node:
-        case ast.Constant(value=bool()):
-            raise ExprError(f"{text!r}: true and false are not numbers")
         case ast.Constant(value=int() | float() as number):
             return _bounded(number, text)
         case ast.Name(id=name):
@@ -75,9 +81,9 @@ def _value(node: ast.expr, names: Mapping[str, Number], text: str) -> Number:
             return names[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, names, text)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+        case ast.BinOp(left=left, op=op, right=right):
             return _combine(op, _value(left, names, text), _value(right, names, text), text)
-    raise ExprError(f"{text!r}: only numbers, names and + - * / // ** are allowed")
+    raise AssertionError(f"{ast.dump(node)} passed the check of its syntax")
 
 
 def _combine(op: ast.operator, a: Number, b: Number, text: str) -> Number:

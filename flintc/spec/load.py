@@ -113,32 +113,34 @@ def _spec_error(error: ValidationError, document: Document) -> SpecError:
     return min((_one_error(d, document) for d in details), key=lambda e: (e.place.line, e.place.column))
 
 
+#: Our words for pydantic's kinds of errors.
 _WORDS = {
-    "missing": "missing key {key}",
     "string_type": "expected text",
     "int_type": "expected a whole number",
-    "int_parsing": "expected a whole number",
     "bool_type": "expected true or false",
-    "bool_parsing": "expected true or false",
     "tuple_type": "expected a list",
     "dict_type": "expected a mapping",
     "too_short": "expected at least one entry",
-    "string_pattern_mismatch": "{value} is not a name: lower-case letters, digits and underscores, a letter first",
 }
 
 
 def _one_error(detail: Any, document: Document) -> SpecError:
+    at_key = "[key]" in detail["loc"]
     path: KeyPath = tuple(p for p in detail["loc"] if p != "[key]")
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind == "unknown_key":
-        return SpecError(detail["msg"], document.key_place((*path, context["key"])), remedy=context["remedy"])
-    if kind == "missing":
-        message = _WORDS[kind].format(key=repr(path[-1]))
-        return SpecError(message, document.key_place(path[:-1]))
-    if kind == "literal_error" and isinstance(detail["input"], str):
-        known = [w.strip(" '") for w in context["expected"].replace(" or ", ",").split(",")]
-        message = f"{detail['input']!r} is not one of {context['expected']}"
-        return SpecError(message, document.place(path), remedy=did_you_mean(detail["input"], known))
-    message = _WORDS.get(kind, detail["msg"]).format(value=repr(detail["input"]))
-    where = f"{path[-1]}: " if path and kind in _WORDS and isinstance(path[-1], str) else ""
-    return SpecError(f"{where}{message}", document.place(path))
+    place = document.key_place(path) if at_key else document.place(path)
+    kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
+    match kind:
+        case "unknown_key":
+            key_place = document.key_place((*path, context["key"]))
+            return SpecError(detail["msg"], key_place, remedy=context["remedy"])
+        case "missing":
+            return SpecError(f"missing key {str(path[-1])!r}", document.key_place(path[:-1]))
+        case "literal_error":
+            known = [word.strip(" '") for word in context["expected"].replace(" or ", ",").split(",")]
+            message = f"{given!r} is not {'one of ' * (len(known) > 1)}{context['expected']}"
+            return SpecError(message, place, remedy=did_you_mean(str(given), known))
+        case "string_pattern_mismatch":
+            words = "lower-case letters, digits and underscores, a letter first"
+            return SpecError(f"{given!r} is not a name: {words}", place)
+    message = _WORDS.get(kind, detail["msg"])
+    return SpecError(f"{path[-1]}: {message}" if path and kind in _WORDS else message, place)
