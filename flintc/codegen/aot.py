@@ -83,6 +83,7 @@ class _Build:
             "num_warps": k.num_warps,
             "num_stages": k.num_stages,
             "waits": k.waits,
+            "max_registers": k.max_registers,
             "capability": TARGETS[self.target],
         }
 

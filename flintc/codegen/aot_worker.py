@@ -85,6 +85,7 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "num_warps": request["num_warps"],
         "num_stages": request["num_stages"],
         "launch_pdl": request["waits"],
+        "maxnreg": request["max_registers"] or None,
     }
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:

@@ -48,7 +48,7 @@ class _Kernels:
         key = (
             selection.template, tuple(selection.blocks.items()), selection.params,
             tuple(selection.constants.items()), selection.num_warps, selection.num_stages,
-            launch.dependent and launch.dependent.trigger, selection.name,
+            selection.max_registers, launch.dependent and launch.dependent.trigger, selection.name,
         )  # fmt: skip
         if key not in self.by_key:
             name, n = selection.name, 2
@@ -57,7 +57,7 @@ class _Kernels:
             self.by_key[key] = name
             self.by_name[name] = Kernel(
                 name, render(graph, launch, selection, name), selection.params, dict(selection.constants),
-                selection.num_warps, selection.num_stages, launch.dependent is not None,
+                selection.num_warps, selection.num_stages, launch.dependent is not None, selection.max_registers,
             )  # fmt: skip
         return self.by_key[key]
 

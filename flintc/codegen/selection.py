@@ -34,6 +34,7 @@ class Selection:
     scratch: tuple[Scratch, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
+    max_registers: int = 0
 
 
 @dataclass
@@ -80,11 +81,12 @@ class Signature:
         blocks: Mapping[str, str | bool] | None = None,
         num_warps: int = 4,
         num_stages: int = 1,
+        max_registers: int = 0,
     ) -> Selection:
         """The finished selection."""
         return Selection(
             name, template, doc, blocks or {}, tuple(self.params), tuple(self.args), constants, grid,
-            tuple(self.scratches), num_warps, num_stages,
+            tuple(self.scratches), num_warps, num_stages, max_registers,
         )  # fmt: skip
 
 

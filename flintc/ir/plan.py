@@ -31,7 +31,8 @@ class Kernel:
     """One generated kernel entry, shared by every launch with the same structure.
 
     ``constants`` are bound at compile time; ``waits`` says that the kernel executes ``griddepcontrol.wait`` and
-    must be launched with the programmatic-stream-serialization attribute.
+    must be launched with the programmatic-stream-serialization attribute. ``max_registers`` is the budget of registers
+    per thread that the compiler schedules for; 0 leaves it to the compiler, which may then delay loads to save some.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Kernel:
     num_warps: int
     num_stages: int
     waits: bool
+    max_registers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,7 @@ def _kernel_to_json(kernel: Kernel) -> Json:
         "num_warps": kernel.num_warps,
         "num_stages": kernel.num_stages,
         "waits": kernel.waits,
+        "max_registers": kernel.max_registers,
     }
 
 
@@ -233,7 +234,7 @@ def _planned_to_json(launch: PlannedLaunch) -> Json:
 # JSON -> Plan
 
 _PLAN = frozenset({"graph", "kernels", "launches", "buffers", "placement", "scratch"})
-_KERNEL = frozenset({"name", "source", "params", "constants", "num_warps", "num_stages", "waits"})
+_KERNEL = frozenset({"name", "source", "params", "constants", "num_warps", "num_stages", "waits", "max_registers"})
 _PARAM = frozenset({"name", "type", "aligned"})
 _PLANNED = frozenset({"name", "kernel", "grid", "args"})
 _ARG = frozenset({"kind", "ref"})
@@ -266,7 +267,8 @@ def _kernel(at: Cursor) -> Kernel:
             value.fail("expected a number or boolean")
         constants[name] = constant
     warps, stages, waits = at["num_warps"].whole(), at["num_stages"].whole(), at["waits"].flag()
-    return Kernel(at["name"].text(), at["source"].text(), params, constants, warps, stages, waits)
+    registers = at["max_registers"].whole()
+    return Kernel(at["name"].text(), at["source"].text(), params, constants, warps, stages, waits, registers)
 
 
 def _param(at: Cursor) -> Param:
