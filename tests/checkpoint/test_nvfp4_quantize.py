@@ -59,6 +59,13 @@ def test_what_is_representable_is_exact() -> None:
     assert torch.equal(again.dequantize(), weight)
 
 
+@pytest.mark.parametrize("byte", [9, 11, 13, 15])
+def test_a_subnormal_block_may_need_a_scale_whose_half_is_no_number(byte: int) -> None:
+    """0.5 * scale is exact here, and no other scale below 16 * 2^-9 has the value among its multiples."""
+    weight = torch.full((1, 16), byte * 2.0**-10)
+    assert torch.equal(quantize(weight, torch.tensor(1.0)).dequantize(), weight)
+
+
 def test_tensor_scale_spans_the_range() -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     scale = tensor_scale(weight.abs().amax())

@@ -57,6 +57,7 @@ class Flint:
         self, seed: int, same_scales: bool = False, drop_scales: bool = False, bf16_router: bool = False
     ) -> None:
         self.config = random_config(seed)
+        self.metadata = _metadata(self.config)
         self.random = np.random.default_rng(seed)
         self.same_scales, self.drop_scales, self.bf16_router = same_scales, drop_scales, bf16_router
         self.tensors: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] = {}
@@ -168,35 +169,44 @@ class Flint:
         return model
 
     def write(self, path: Path) -> None:
-        """The published form: one GGUF file with every key of section `flint.*`."""
-        c, writer = self.config, gguf.GGUFWriter(path, "flint")
-        sliding = [kind == "sliding_attention" for kind in c.layer_types]
-        writer.add_block_count(c.num_hidden_layers)
-        writer.add_context_length(c.max_position_embeddings)
-        writer.add_embedding_length(c.hidden_size)
-        writer.add_feed_forward_length(c.intermediate_size)
-        writer.add_head_count(c.num_attention_heads)
-        writer.add_head_count_kv(c.num_key_value_heads)
-        writer.add_key_length(c.head_dim)
-        writer.add_value_length(c.head_dim)
-        writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-        writer.add_sliding_window(c.sliding_window)
-        writer.add_array("flint.attention.sliding_window_pattern", sliding)
-        writer.add_array("flint.rope_pattern", sliding)
-        writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
-        writer.add_rope_dimension_count(c.head_dim)
-        writer.add_leading_dense_block_count(len(c.mlp_only_layers))
-        writer.add_expert_count(c.num_experts)
-        writer.add_expert_used_count(c.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(c.moe_intermediate_size)
-        writer.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
-        writer.add_expert_shared_count(c.shared_expert_intermediate_size // c.moe_intermediate_size)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_weights_norm(True)
-        writer.add_name("a random Flint")
+        """One GGUF file of ``metadata`` and ``tensors``."""
+        writer = gguf.GGUFWriter(path, "flint")
+        for key, value in self.metadata.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add.get(type(value), writer.add_array)(key, value)
         for name, (data, kind) in self.tensors.items():
             writer.add_tensor(name, data, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def _metadata(c: FlintConfig) -> dict[str, object]:
+    """Every key that a published file has for its model, save the architecture."""
+    sliding = [kind == "sliding_attention" for kind in c.layer_types]
+    keys = {
+        "block_count": c.num_hidden_layers,
+        "context_length": c.max_position_embeddings,
+        "embedding_length": c.hidden_size,
+        "feed_forward_length": c.intermediate_size,
+        "attention.head_count": c.num_attention_heads,
+        "attention.head_count_kv": c.num_key_value_heads,
+        "attention.key_length": c.head_dim,
+        "attention.value_length": c.head_dim,
+        "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
+        "attention.sliding_window": c.sliding_window,
+        "attention.sliding_window_pattern": sliding,
+        "rope_pattern": sliding,
+        "rope.freq_base": c.rope_parameters["rope_theta"],
+        "rope.dimension_count": c.head_dim,
+        "leading_dense_block_count": len(c.mlp_only_layers),
+        "expert_count": c.num_experts,
+        "expert_used_count": c.num_experts_per_tok,
+        "expert_feed_forward_length": c.moe_intermediate_size,
+        "expert_shared_feed_forward_length": c.shared_expert_intermediate_size,
+        "expert_shared_count": c.shared_expert_intermediate_size // c.moe_intermediate_size,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+    }
+    return {"general.name": "a random Flint", **{f"flint.{key}": value for key, value in keys.items()}}
