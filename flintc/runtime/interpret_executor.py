@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from flintc.codegen.interpret import load_interpreted
-from flintc.ir.graph import Graph
 from flintc.ir.plan import Arg, Plan
-from flintc.ir.types import DType, resolve
+from flintc.ir.types import resolve
 from flintc.reference import Nvfp4
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.storage import KvStorage, rows_of_tables
+from flintc.runtime.values import TORCH_DTYPES, attention_chunk, first_versions
 
 #: Rows of a step as kernels are captured for them; others are padded up.
 BATCHES = (1, 2, 4, 8)
 
-_TORCH: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
 #: As BF16, FP32 or either half of an FP32 this is NaN; as an index it is -1.
 _POISON = 0xFF
 
@@ -52,12 +51,12 @@ class InterpretExecutor:
         }
         self._given = {**weights, **tables}
         self._storage = KvStorage(self.kv, torch.bfloat16)
-        self._chunk = _chunk(plan.graph)
-        self._stored = _first_versions(plan.graph)
+        self._chunk = attention_chunk(plan.graph)
+        self._stored = first_versions(plan.graph)
         self._symbols = {"Q": slots, "T": -(-context // self.kv.layout.page), "C": rows_of_tables(tables)}
         largest = self._env(self.rows, context - 1)
         self._scratch = {
-            name: torch.zeros([resolve(d, largest) for d in s.type.shape], dtype=_TORCH[s.type.dtype])
+            name: torch.zeros([resolve(d, largest) for d in s.type.shape], dtype=TORCH_DTYPES[s.type.dtype])
             for name, s in plan.scratch.items()
         }
 
@@ -113,21 +112,4 @@ class _Step:
         """An activation as its buffer holds it."""
         type = self._plan.graph.values[name].type
         data = self._buffers[self._plan.placement[name]][: type.nbytes(self.env)]
-        return data.view(_TORCH[type.dtype]).view([resolve(d, self.env) for d in type.shape])
-
-
-def _chunk(graph: Graph) -> int:
-    """Positions per partial of the layers that attend to the whole context."""
-    chunks = {op.attrs["chunk"] for op in graph.ops.values() if op.kind == "attention_partial"}
-    (chunk,) = chunks or {1}
-    assert isinstance(chunk, int)
-    return chunk
-
-
-def _first_versions(graph: Graph) -> dict[str, str]:
-    """Later version of a cache -> the version that its memory is named after."""
-    first: dict[str, str] = {}
-    for op in graph.ops.values():
-        if op.kind == "kv_write":
-            first[op.outputs[0]] = first.get(op.inputs[2], op.inputs[2])
-    return first
+        return data.view(TORCH_DTYPES[type.dtype]).view([resolve(d, self.env) for d in type.shape])

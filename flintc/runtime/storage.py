@@ -20,15 +20,17 @@ _FIRST_PAGES = 8
 class KvStorage:
     """The caches of a graph as tensors [pages, 2, kv_heads, page, head_dim], by the names of their first versions.
 
-    The pool grows with the pages in use, up to what ``kv`` may hand out. What was never written is NaN, so that
-    reading it shows.
+    The pool grows with the pages in use, up to what ``kv`` may hand out; ``whole`` allocates all of it at once, for
+    memory whose address must stay. What was never written is NaN, so that reading it shows.
     """
 
-    def __init__(self, kv: KvCache, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, kv: KvCache, dtype: torch.dtype, device: torch.device | str = "cpu", *, whole: bool = False
+    ) -> None:
         self._kv = kv
         self._dtype = dtype
         self._device = device
-        self.pages = min(kv.pages, _FIRST_PAGES)
+        self.pages = kv.pages if whole else min(kv.pages, _FIRST_PAGES)
         self.tensors = {cache.name: self._empty(cache, self._pages_of(cache)) for cache in kv.layout.caches}
 
     @property

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from flintc.errors import BackendError
 from flintc.ir.plan import Arg, CompiledKernel, Plan, PlannedLaunch
-from flintc.ir.types import DType, resolve
+from flintc.ir.types import resolve
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.driver import LoadedKernel, PreparedLaunch, load_kernel
-
-TORCH_DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
+from flintc.runtime.values import TORCH_DTYPES, first_versions
 
 
 class DeviceStep:
@@ -35,6 +34,7 @@ class DeviceStep:
         self.batches = tuple(sorted(batches))
         self.symbols = dict(symbols)
         self.tensors = dict(tensors)
+        self._stored = first_versions(plan.graph)
         self.device = next(t.device for t in tensors.values() if isinstance(t, Tensor))
         self.kernels: dict[str, LoadedKernel] = {
             name: load_kernel(kernel, compiled[name]) for name, kernel in plan.kernels.items()
@@ -94,17 +94,9 @@ class DeviceStep:
             return tensor.data_ptr()
         if arg.ref in self.plan.placement:
             return self.buffers[self.plan.placement[arg.ref]].data_ptr()
-        tensor = self.tensors[self._stored(arg.ref)]
+        tensor = self.tensors[self._stored.get(arg.ref, arg.ref)]
         assert isinstance(tensor, Tensor)
         return tensor.data_ptr()
-
-    def _stored(self, value: str) -> str:
-        """A later version of a cache lives where its first version does."""
-        graph = self.plan.graph
-        while value not in self.tensors:
-            op = graph.ops[graph.producers[value]]
-            value = next(v for v in op.inputs if graph.values[v].kind == "cache")
-        return value
 
     def run(self, rows: int) -> None:
         """Enqueue one step without a graph, on the current stream."""

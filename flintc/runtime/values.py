@@ -1,0 +1,27 @@
+"""Facts about a graph's values that every executor of a plan needs."""
+
+from __future__ import annotations
+
+import torch
+
+from flintc.ir.graph import Graph
+from flintc.ir.types import DType
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
+
+
+def attention_chunk(graph: Graph) -> int:
+    """Positions per split-KV partial (1 where the graph has no attention)."""
+    chunks = {op.attrs["chunk"] for op in graph.ops.values() if op.kind == "attention_partial"}
+    (chunk,) = chunks or {1}
+    assert isinstance(chunk, int)
+    return chunk
+
+
+def first_versions(graph: Graph) -> dict[str, str]:
+    """Later version of a cache -> the version that its memory is named after."""
+    first: dict[str, str] = {}
+    for op in graph.ops.values():
+        if op.kind == "kv_write":
+            first[op.outputs[0]] = first.get(op.inputs[2], op.inputs[2])
+    return first
