@@ -17,6 +17,8 @@ Point = tuple[float, float]
 #: Pixels between boxes of one rank, between ranks, and the width of a lane.
 GAP, RANK_GAP, LANE = 28.0, 46.0, 18.0
 _SWEEPS = 12
+#: How much more a lane cares to run straight than a box to stand above its neighbours.
+_STRAIGHT = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,11 @@ class Layout:
     height: float
 
 
-def place(sizes: Mapping[str, tuple[float, float]], edges: Iterable[tuple[str, str]]) -> Layout:
-    """Lay out nodes of the given (width, height); ``edges`` must not form a cycle."""
+def place(sizes: Mapping[str, tuple[float, float]], edges: Mapping[tuple[str, str], float]) -> Layout:
+    """Lay out nodes of the given (width, height); ``edges`` must not form a cycle.
+
+    Each edge comes with the room its label takes beside its beginning, in pixels.
+    """
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(sizes)
     graph.add_edges_from(edges)
@@ -59,7 +64,7 @@ def place(sizes: Mapping[str, tuple[float, float]], edges: Iterable[tuple[str, s
         rank.update({lane: rank[chain[0]] + i for i, lane in enumerate(chain)})
     widths = {n: sizes[n][0] if n in sizes else LANE for n in lanes}
     centres = _centres(lanes, _ordered_rows(lanes, rank), widths)
-    return _finish(sizes, rank, chains, centres)
+    return _finish(sizes, rank, chains, centres, edges)
 
 
 def _ranks(graph: nx.DiGraph[str]) -> dict[str, int]:
@@ -101,16 +106,23 @@ def _centres(graph: nx.DiGraph[str], rows: Sequence[Sequence[str]], widths: Mapp
         centre.update(zip(row, _spread([0.0] * len(row), [widths[n] for n in row]), strict=True))
     for sweep in range(2 * _SWEEPS):
         for row in rows if sweep % 2 == 0 else list(reversed(rows)):
-            wished = [_mean((centre[m] for m in (*graph.pred[n], *graph.succ[n])), centre[n]) for n in row]
+            wished = [_wish(n, (*graph.pred[n], *graph.succ[n]), centre, widths) for n in row]
             centre.update(zip(row, _spread(wished, [widths[n] for n in row]), strict=True))
     return centre
 
 
-def _spread(wished: Sequence[float], widths: Sequence[float]) -> list[float]:
+def _wish(node: str, near: Sequence[str], centre: Mapping[str, float], widths: Mapping[str, float]) -> float:
+    """Where ``node`` would stand if it had its rank for itself; a lane pulls strongest at the lanes it continues."""
+    pull = [_STRAIGHT if widths[node] == widths[m] == LANE else 1.0 for m in near]
+    total = sum(pull)
+    return sum(w * centre[m] for w, m in zip(pull, near, strict=True)) / total if total else centre[node]
+
+
+def _spread(wished: Sequence[float], widths: Sequence[float], gap: float = GAP) -> list[float]:
     """Positions nearest to those wished (least squares) that keep the order and do not overlap."""
     offsets = [0.0]
     for left, right in pairwise(widths):
-        offsets.append(offsets[-1] + (left + right) / 2 + GAP)
+        offsets.append(offsets[-1] + (left + right) / 2 + gap)
     blocks: list[tuple[float, int]] = []
     for wish, offset in zip(wished, offsets, strict=False):
         total, count = wish - offset, 1
@@ -132,6 +144,7 @@ def _finish(
     rank: Mapping[str, int],
     chains: Mapping[tuple[str, str], list[str]],
     centres: Mapping[str, float],
+    labels: Mapping[tuple[str, str], float],
 ) -> Layout:
     """Heights, and everything moved so that the leftmost box begins at 0."""
     heights = [0.0] * (max(rank.values(), default=-1) + 1)
@@ -141,25 +154,41 @@ def _finish(
     left = min((centres[n] - sizes[n][0] / 2 for n in sizes), default=0.0)
     left = min(left, *(c - LANE for c in centres.values())) if centres else 0.0
     boxes = {n: Box(centres[n] - w / 2 - left, tops[rank[n]], w, h) for n, (w, h) in sizes.items()}
-    routes = {edge: _route(boxes, chain, rank, tops, heights, centres, left) for edge, chain in chains.items()}
+    below = {chain[1]: centres[chain[1]] - left for chain in chains.values()}
+    exits = _exits(boxes, chains, below, labels)
+    routes = {}
+    for edge, chain in chains.items():
+        lanes = [(centres[n] - left, tops[rank[n]], tops[rank[n]] + heights[rank[n]]) for n in chain[1:-1]]
+        routes[edge] = _route((exits[edge], boxes[edge[0]].y + boxes[edge[0]].height), lanes, boxes[edge[1]])
     width = max((c - left + (sizes[n][0] / 2 if n in sizes else LANE) for n, c in centres.items()), default=0.0)
     return Layout(boxes, routes, width, sum(heights) + RANK_GAP * max(0, len(heights) - 1))
 
 
-def _route(
+def _exits(
     boxes: Mapping[str, Box],
-    chain: Sequence[str],
-    rank: Mapping[str, int],
-    tops: Sequence[float],
-    heights: Sequence[float],
-    centres: Mapping[str, float],
-    left: float,
-) -> tuple[Point, ...]:
-    source, target = boxes[chain[0]], boxes[chain[-1]]
-    points: list[Point] = [(_towards(source, centres[chain[1]] - left), source.y + source.height)]
-    for lane in chain[1:-1]:
-        r = rank[lane]
-        points += [(centres[lane] - left, tops[r]), (centres[lane] - left, tops[r] + heights[r])]
+    chains: Mapping[tuple[str, str], list[str]],
+    below: Mapping[str, float],
+    labels: Mapping[tuple[str, str], float],
+) -> dict[tuple[str, str], float]:
+    """Where each edge leaves its source: towards what is ``below`` it, with room for the labels between."""
+    exits: dict[tuple[str, str], float] = {}
+    for name, box in boxes.items():
+        edges = sorted((e for e in chains if e[0] == name), key=lambda e: below[chains[e][1]])
+        wished = [_towards(box, below[chains[e][1]]) for e in edges]
+        rooms = [labels[e] for e in edges]
+        # An edge stands at the left of the room that its label takes.
+        spread = _spread([x + room / 2 for x, room in zip(wished, rooms, strict=True)], rooms, LANE / 2)
+        places = [x - room / 2 for x, room in zip(spread, rooms, strict=True)]
+        excess = max(0.0, (places[-1] if places else 0.0) - (box.x + box.width - LANE / 2))
+        exits.update({e: max(box.x + LANE / 2, x - excess) for e, x in zip(edges, places, strict=True)})
+    return exits
+
+
+def _route(start: Point, lanes: Sequence[tuple[float, float, float]], target: Box) -> tuple[Point, ...]:
+    """From ``start`` down each lane (middle, top, bottom) to the upper side of ``target``."""
+    points = [start]
+    for x, top, bottom in lanes:
+        points += [(x, top), (x, bottom)]
     return (*points, (_towards(target, points[-1][0]), target.y))
 
 

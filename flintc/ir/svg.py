@@ -11,7 +11,8 @@ from flintc.ir.graph import Crossing, Graph, Launch
 from flintc.ir.layout import Box, Layout, Point, place
 from flintc.ir.printer import need_layer
 
-_LINE, _CHAR, _PAD, _MARGIN, _TITLE = 17.0, 6.7, 12.0, 24.0, 44.0
+#: Pixels: height of a line, widths of a character in a box and in an edge's label, space inside and around.
+_LINE, _CHAR, _LABEL, _PAD, _MARGIN, _TITLE = 17.0, 6.7, 6.1, 12.0, 24.0, 44.0
 
 _STYLE = """
 svg { --ground: #fbfbf9; --ink: #1d2430; --soft: #6b7482; --box: #ffffff; --rim: #c9cfd8; --edge: #8a94a3;
@@ -51,7 +52,7 @@ def to_svg(graph: Graph, layer: int) -> str:
     values = _edges(graph, launches, layer)
     pills = {end: end.partition(":")[2] for edge in values for end in edge if end not in lines}
     sizes = {n: _size(x) for n, x in lines.items()} | {p: (_CHAR * len(t) + 2 * _PAD, 24.0) for p, t in pills.items()}
-    layout = place(sizes, values)
+    layout = place(sizes, {edge: _LABEL * len(", ".join(names)) for edge, names in values.items()})
     parts = [
         *(_edge(layout.routes[edge], names) for edge, names in values.items()),
         *(_box(layout.boxes[name], texts) for name, texts in lines.items()),
