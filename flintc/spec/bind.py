@@ -128,7 +128,7 @@ class _Binder:
             found = self.stated(quantity, section)
             if found is not None:
                 given[name] = found
-            elif getattr(quantity, self.form) and not quantity.optional:
+            elif getattr(quantity, self.form) and not quantity.is_optional(self.form):
                 keys = " or ".join(self.full_key(k) for k in getattr(quantity, self.form))
                 raise self.error(f"{keys} is absent", f"add it: it gives {name!r} of the model")
         return given

@@ -55,6 +55,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _optional(value: Any) -> Any:
+    if value not in (True, False, "config", "gguf"):
+        raise PydanticCustomError("optional", "expected true, false, config or gguf")
+    return value
+
+
 def _tensor_form(value: Any) -> Any:
     names = value if isinstance(value, list | tuple) else [value]
     if not names or not all(isinstance(name, str) for name in names):
@@ -119,15 +125,19 @@ def _shorthand(value: Any) -> Any:
 class Quantity(Entry):
     """A dimension or number: a fixed ``value`` (a number or an expression), or a ``default`` that a checkpoint binds.
 
-    ``config`` and ``gguf`` name the key that binds it; of several, the first that is present. ``optional`` keeps
-    the default where a checkpoint has none of them.
+    ``config`` and ``gguf`` name the key that binds it; of several that are present, all must agree. Where there
+    are none, ``optional`` keeps the default (in both forms, or in the one that it names).
     """
 
     value: Scalar | None = None
     default: Scalar | None = None
     config: Words = ()
     gguf: Words = ()
-    optional: Flag = False
+    optional: Annotated[bool | Literal["config", "gguf"], BeforeValidator(_optional)] = False
+
+    def is_optional(self, form: str) -> bool:
+        """Whether a checkpoint of this form may leave it out."""
+        return self.optional in (True, form)
 
     @model_validator(mode="after")
     def _one_meaning(self) -> Quantity:
