@@ -24,7 +24,7 @@ class Model:
     """Runs a checkpoint on one executor.
 
     vocab: rows of the output head. tokenizer: or the reason why there is none, raised by calls that need text;
-    without one no id is masked and results have no text.
+    without one no id is masked and results have no text. notes: what loading did to the weights, one line each.
     """
 
     def __init__(
@@ -33,10 +33,12 @@ class Model:
         vocab: int,
         tokenizer: Tokenizer | TokenizerError,
         defaults: GenerationDefaults | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.executor = executor
         self.vocab = vocab
         self.defaults = defaults or GenerationDefaults()
+        self.notes = notes
         if isinstance(tokenizer, Tokenizer) and tokenizer.count > vocab:
             tokenizer = TokenizerError(f"the tokenizer has {tokenizer.count} ids, the model {vocab}")
         self._tokenizer = tokenizer

@@ -1,0 +1,273 @@
+"""The facade: compile a spec, load a checkpoint. The one module besides the command line that joins rooms.
+
+Rooms are imported inside the functions, so that ``import flintc`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from flintc.errors import BackendError, BundleError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flintc.bundle import Bundle, Origin
+    from flintc.checkpoint import Checkpoint
+    from flintc.ir.graph import Graph
+    from flintc.passes import PipelineRun
+    from flintc.reference import Nvfp4
+    from flintc.runtime.executor import Executor
+    from flintc.runtime.model import Model
+    from flintc.spec import BoundModel, Spec
+
+Weights = Literal["bf16", "nvfp4"]
+Backend = Literal["interpret", "reference"]
+#: Called with (done, in all, name of what is being done).
+Progress = Callable[[int, int, str], None]
+
+#: Rows that one step of the fast path can have.
+MAX_BATCH = 8
+#: Sequences that a loaded model holds at once.
+SLOTS = 8
+
+
+def run_passes(
+    model: BoundModel, weights: str = "bf16", disable_passes: Sequence[str] = (), stop_after: str | None = None
+) -> PipelineRun:
+    """The graph of ``model`` after every pass of its spec's pipeline (but for those disabled)."""
+    from flintc.ir.build import build
+    from flintc.ir.lower import lower_attention
+    from flintc.passes import run_pipeline
+
+    spec = model.spec
+    graph = lower_attention(build(model, _weights(weights)), spec.numerics.attention_chunk)
+    return run_pipeline(graph, spec.pipeline, disable_passes, stop_after)
+
+
+def lower(
+    spec: str | Path | Spec, weights: str = "bf16", disable_passes: Sequence[str] = (), stop_after: str | None = None
+) -> Graph:
+    """The graph of a spec at its default sizes after its pipeline, or after the pass ``stop_after``.
+
+    spec: a file, the name of a shipped one, or a loaded spec. Raises SpecError, PassError, UsageError.
+    """
+    from flintc.spec import bind_defaults
+
+    return run_passes(bind_defaults(_spec(spec)), weights, disable_passes, stop_after).graph
+
+
+def compile(
+    spec: str | Path | Spec,
+    weights: str = "bf16",
+    target: str | Sequence[str] = "sm_90",
+    batch: Sequence[int] = (1, 2, 4, 8),
+    disable_passes: Sequence[str] = (),
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Compile a spec at its default sizes into a bundle; needs no GPU.
+
+    target: GPU targets, ``sm_90`` or a list. batch: rows that are captured, each at most 8. out: folder to write
+    (default: one in the cache, named by the bundle's content). Raises SpecError, PassError, UsageError, CompileError,
+    BundleError.
+    """
+    from flintc.bundle import build_bundle, write_bundle
+    from flintc.codegen.aot import compile_kernels
+    from flintc.codegen.cache import cache_root
+    from flintc.codegen.planner import plan
+    from flintc.spec import bind_defaults
+
+    loaded = _spec(spec)
+    targets = [target] if isinstance(target, str) else list(target)
+    made = plan(run_passes(bind_defaults(loaded), weights, disable_passes).graph)
+    origin = _origin(loaded, _weights(weights), disable_passes, _batches(batch))
+    bundle = build_bundle(made, compile_kernels(made.kernels.values(), targets, progress=progress), origin)
+    folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
+    return write_bundle(bundle, folder)
+
+
+def load(
+    path: str | Path,
+    bundle: Bundle | str | Path | None = None,
+    device: str | None = None,
+    backend: str | None = None,
+    numerics: str = "rounded",
+    spec: str | Path | Spec | None = None,
+    tokenizer: str | Path | None = None,
+    config: str | Path | None = None,
+    context: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Load a checkpoint.
+
+    path: a folder of safetensors, a ``.gguf`` file, or a hub id ``org/name[@revision]``. bundle: from
+    :func:`compile`, or its folder; its plan is what runs. backend: ``reference`` (torch, the default without a GPU),
+    ``interpret`` (generated kernels in Triton's interpreter) or ``cuda``. numerics: ``rounded``, or ``fp32`` for the
+    oracle (reference only). spec: in place of the one the checkpoint's architecture names. tokenizer, config: folders
+    in place of the checkpoint's own. context: most tokens of one sequence (default: the model's).
+
+    Raises CheckpointError, BundleError, BackendError, UsageError, and TokenizerError for ``tokenizer``.
+    """
+    from flintc.checkpoint import open_checkpoint
+    from flintc.runtime.hub import find_checkpoint
+    from flintc.runtime.loading import find_defaults, find_tokenizer
+    from flintc.runtime.model import Model
+    from flintc.runtime.storage import make_tables
+
+    chosen = _backend(backend, device, numerics)
+    built = open_bundle(bundle)
+    own_config = None if config is None else Path(config)
+    checkpoint = open_checkpoint(find_checkpoint(path), own_config)
+    text = find_tokenizer(checkpoint, None if tokenizer is None else Path(tokenizer), own_config)
+    bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
+    limit = _context(context, bound)
+    graph = _step_graph(chosen, bound, checkpoint.weights_format, built)
+    weights = checkpoint.load(graph, bound, progress=progress, keep_fp32=numerics == "fp32")
+    executor = _executor(chosen, graph, weights, make_tables(graph, bound, limit), numerics, limit)
+    vocab = graph.values[graph.outputs[0]].type.shape[-1]
+    assert isinstance(vocab, int)
+    return Model(executor, vocab, text, find_defaults(checkpoint, own_config), tuple(checkpoint.report.notes))
+
+
+def open_bundle(bundle: Bundle | str | Path | None) -> Bundle | None:
+    """``bundle`` itself, or the one in the folder it names; BundleError where that is none."""
+    if isinstance(bundle, str | Path):
+        from flintc.bundle import load_bundle
+
+        return load_bundle(Path(bundle))
+    return bundle
+
+
+def check_layer(graph: Graph, layer: int | None) -> int | None:
+    """``layer``; UsageError where ``graph`` has no such layer."""
+    layers = list(graph.layers())
+    if layer is not None and layer not in layers:
+        raise UsageError(f"{graph.name} has no layer {layer}", remedy=f"its layers are 0 to {layers[-1]}")
+    return layer
+
+
+def spec_sha256(spec: Spec) -> str:
+    """Hash of everything a spec says, whatever its files are called and however they are laid out."""
+    import hashlib
+
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+
+
+def _spec(spec: str | Path | Spec) -> Spec:
+    from flintc.spec import load_spec
+
+    return load_spec(spec) if isinstance(spec, str | Path) else spec
+
+
+def _spec_for(spec: str | Path | Spec | None, bundle: Bundle | None, checkpoint: Checkpoint) -> Spec:
+    """The spec to bind a checkpoint with: the one asked for, else the bundle's own, else the architecture's."""
+    from flintc.spec import shipped_specs, spec_for
+
+    if spec is not None:
+        return _spec(spec)
+    if bundle is not None and bundle.manifest.spec in shipped_specs():
+        shipped = _spec(bundle.manifest.spec)
+        if spec_sha256(shipped) == bundle.manifest.spec_sha256:
+            return shipped
+    match = checkpoint.spec_match
+    return spec_for(match.architecture, match.gguf)
+
+
+def _step_graph(backend: Backend, model: BoundModel, weights: str, bundle: Bundle | None) -> Graph:
+    """The graph to run: the bundle's, else the model's, fused only where kernels are rendered for it."""
+    fused = run_passes(model, weights, stop_after=None if backend == "interpret" else "baseline").graph
+    if bundle is None:
+        return fused
+    check_same_model(bundle, fused, weights)
+    return bundle.plan.graph
+
+
+def check_same_model(bundle: Bundle, graph: Graph, weights: str) -> None:
+    """BundleError unless ``bundle`` runs the ops of ``graph``, the checkpoint's own, on weights of the same shapes.
+
+    Sizes of pages and of attention's chunks, and the fusion, are the bundle's to choose.
+    """
+    where = f"the bundle {bundle.path or bundle.manifest.spec} is for another model than the checkpoint"
+    remedy = "load without a bundle, or compile one from a spec of the checkpoint's sizes"
+    if bundle.manifest.weights != weights:
+        raise BundleError(f"{where}: its weights are {bundle.manifest.weights}, the checkpoint's {weights}")
+    ours, theirs = bundle.plan.graph, graph
+    for kind, a, b in (("weight", _weights_of(ours), _weights_of(theirs)), ("op", _ops_of(ours), _ops_of(theirs))):
+        for name in sorted(a.keys() | b.keys()):
+            if a.get(name) != b.get(name):
+                held = [str(x.get(name, "absent")) for x in (a, b)]
+                raise BundleError(f"{where}: {kind} {name} is {held[0]} there, {held[1]} here", remedy=remedy)
+
+
+def _weights_of(graph: Graph) -> dict[str, str]:
+    return {v.name: str(v.type) for v in graph.values.values() if v.kind == "weight"}
+
+
+def _ops_of(graph: Graph) -> dict[str, str]:
+    return {
+        op.name: " ".join([op.kind, *(f"{k}={v}" for k, v in sorted(op.attrs.items()) if k != "chunk")])
+        for op in graph.ops.values()
+    }
+
+
+def _executor(
+    backend: Backend,
+    graph: Graph,
+    weights: Mapping[str, Tensor | Nvfp4],
+    tables: Mapping[str, Tensor],
+    numerics: str,
+    context: int,
+) -> Executor:
+    if backend == "interpret":
+        from flintc.codegen.planner import plan
+        from flintc.runtime.interpret_executor import InterpretExecutor
+
+        return InterpretExecutor(plan(graph), weights, tables, context, SLOTS)
+    from flintc.runtime.reference_executor import ReferenceExecutor
+
+    return ReferenceExecutor(graph, weights, tables, "fp32" if numerics == "fp32" else "rounded", context, SLOTS)
+
+
+def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:
+    if numerics not in ("rounded", "fp32"):
+        raise UsageError(f"numerics is {numerics!r}", remedy="choose rounded or fp32")
+    chosen = backend or ("cuda" if device is not None and device.startswith("cuda") else "reference")
+    if chosen == "cuda":
+        raise BackendError("the cuda backend cannot load a model yet", remedy="choose reference or interpret")
+    if chosen not in ("interpret", "reference"):
+        raise UsageError(f"unknown backend {chosen!r}", remedy="choose cuda, interpret or reference")
+    if device not in (None, "cpu"):
+        raise UsageError(f"the {chosen} backend runs on the CPU, not on {device!r}")
+    if chosen == "interpret" and numerics == "fp32":
+        raise UsageError("kernels compute at the rounding points", remedy="use the reference backend for fp32")
+    return "interpret" if chosen == "interpret" else "reference"
+
+
+def _context(context: int | None, model: BoundModel) -> int:
+    most = model.dims["context"]
+    if context is not None and not 1 <= context <= most:
+        raise UsageError(f"context is {context}: it must lie between 1 and the model's {most}")
+    return context or most
+
+
+def _origin(spec: Spec, weights: Weights, disable_passes: Sequence[str], batches: tuple[int, ...]) -> Origin:
+    from flintc.bundle import Origin
+
+    pipeline = tuple(name for name in spec.pipeline if name not in disable_passes)
+    return Origin(spec.name, spec_sha256(spec), weights, pipeline, batches)
+
+
+def _weights(weights: str) -> Weights:
+    if weights not in ("bf16", "nvfp4"):
+        raise UsageError(f"unknown weight format {weights!r}", remedy="choose bf16 or nvfp4")
+    return "bf16" if weights == "bf16" else "nvfp4"
+
+
+def _batches(batch: Sequence[int]) -> tuple[int, ...]:
+    wrong = next((b for b in batch if not 1 <= b <= MAX_BATCH), None)
+    if wrong is not None or not batch:
+        raise UsageError(f"batch sizes are {list(batch)}: each must lie between 1 and {MAX_BATCH}")
+    return tuple(sorted(set(batch)))
