@@ -1,0 +1,176 @@
+"""Attention over the paged cache: split-KV partials, their merge, and both in one launch."""
+
+from __future__ import annotations
+
+from flintc.codegen.selection import Selection, Selector, Signature, columns, ops_of, power_of_two
+from flintc.ir.graph import Graph, Launch, Op
+from flintc.ir.ops import splits
+from flintc.ir.types import Dim
+
+#: Programs per row and KV head where only the device knows the number of partials. A program takes every
+#: PROGRAMS-th chunk; partials are merged in an order of their own, so this number changes no result.
+PROGRAMS = 64
+
+#: Partials merged by one program before the merged segments are merged: near the root of a long context's number of
+#: chunks, so that neither step is long. Part of the numerics: it sets the order of the merge.
+SEGMENT = 16
+
+#: Partials whose loads are on their way together when partials are merged.
+BATCH = 8
+
+#: Positions per step of a program's loop, and steps whose keys and values are on their way at once.
+TILE, STAGES = 64, 3
+
+#: Fewest rows, and fewest columns, of a matrix operand: query groups are padded to it.
+MIN_OPERAND = 16
+
+Constants = dict[str, int | float | bool]
+
+
+def attention(graph: Graph, launch: Launch) -> Selection:
+    """``attention_partial`` alone, or with its ``attention_merge`` in one launch (the role ``attention``)."""
+    (op,), merges = ops_of(graph, launch, "attention_partial"), ops_of(graph, launch, "attention_merge")
+    sig = Signature(graph, launch)
+    for name, value in zip(("q", "cache", "positions", "seqs", "block_table"), op.inputs, strict=True):
+        sig.value(name, value)
+    for name, value in zip(("o", "m", "l"), op.outputs, strict=True):
+        sig.value(name, value)
+    sinks = any(_sink_and_output(sig, merge) for merge in merges)
+    table, cache = graph.values[op.inputs[4]], op.inputs[1]
+    constants = _tiling(graph, op)
+    blocks: dict[str, str | bool] = {
+        "columns": _extent(sig, constants, "columns", table.type.shape[1]),
+        "splits": _extent(sig, constants, "splits", _count(op)),
+        "windowed": _window(op) is not None,
+        "prefetch": launch.dependent is not None and cache in launch.dependent.prefetch,
+        "merge": bool(merges),
+        "segmented": bool(merges) and _segmented(op),
+        "sinks": sinks,
+    }
+    kv_heads, programs = constants["KV_HEADS"], int(constants["PROGRAMS"])
+    if merges:
+        constants |= _merging(op) if _segmented(op) else {"BATCH": _merging(op)["BATCH"]}
+        sig.counters("rows", f"{kv_heads}*B")
+    if blocks["segmented"]:
+        sig.counters("segments", f"{kv_heads}*B*{_count(op)}")
+    doc = "Attention of one row's query group over every PROGRAMS-th chunk of its positions"
+    return sig.select(
+        _name(launch, op),
+        "attention.py.j2",
+        f"{doc}; the last program merges." if merges else f"{doc}.",
+        grid=("B", int(kv_heads), programs),
+        constants=constants,
+        blocks=blocks,
+        num_stages=STAGES,
+    )
+
+
+def attention_merge(graph: Graph, launch: Launch) -> Selection:
+    """``attention_merge`` alone: one program per row and head."""
+    (op,) = ops_of(graph, launch, "attention_merge")
+    sig = Signature(graph, launch)
+    for name, value in zip(("o", "m", "l", "positions", "seqs"), op.inputs[:5], strict=True):
+        sig.value(name, value)
+    sinks = _sink_and_output(sig, op)
+    window = _window(op)
+    heads = graph.values[op.inputs[0]].type.shape[1]
+    assert isinstance(heads, int)
+    constants: Constants = {"HEADS": heads, "HEAD": columns(graph, op.inputs[0]), "CHUNK": _chunk(op), **_merging(op)}
+    if window is not None:
+        constants["WINDOW"] = window
+    blocks: dict[str, str | bool] = {
+        "splits": _extent(sig, constants, "splits", _count(op)),
+        "windowed": window is not None,
+        "sinks": sinks,
+    }
+    return sig.select(
+        _name(launch, op),
+        "attention_merge.py.j2",
+        "Merge of one head's partials of one row.",
+        grid=("B", heads, 1),
+        constants=constants,
+        blocks=blocks,
+        num_warps=1,
+    )
+
+
+def _tiling(graph: Graph, op: Op) -> Constants:
+    """Sizes of the heads, of the cache and of a program's work."""
+    window, chunk, count, scale = _window(op), _chunk(op), _count(op), op.attrs["scale"]
+    _, heads, head = graph.values[op.inputs[0]].type.shape
+    _, _, kv_heads, page, _ = graph.values[op.inputs[1]].type.shape
+    assert isinstance(heads, int) and isinstance(head, int) and isinstance(kv_heads, int) and isinstance(page, int)
+    assert isinstance(scale, int | float)
+    constants: Constants = {
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
+        "QUERIES": max(MIN_OPERAND, power_of_two(heads // kv_heads)),
+        "HEAD": head,
+        "PAGE": page,
+        "CHUNK": chunk,
+        "TILE": min(TILE, max(MIN_OPERAND, power_of_two(chunk))),
+        "PAGES": power_of_two(chunk // page if chunk % page == 0 else (chunk - 2) // page + 2),
+        "PROGRAMS": count if isinstance(count, int) else PROGRAMS,
+        "SCALE": float(scale),
+    }
+    if window is not None:
+        constants["WINDOW"] = window
+    return constants
+
+
+def _merging(op: Op) -> Constants:
+    """How partials are merged."""
+    count = _count(op)
+    return {"SEGMENT": SEGMENT, "BATCH": min(BATCH, count) if isinstance(count, int) else BATCH}
+
+
+def _segmented(op: Op) -> bool:
+    """Whether a row may have more partials than one segment holds."""
+    count = _count(op)
+    return isinstance(count, str) or count > SEGMENT
+
+
+def _extent(sig: Signature, constants: Constants, name: str, extent: Dim) -> str:
+    """Pass a symbol as the parameter ``name``, a number as the constant ``NAME``; returns the one used."""
+    if isinstance(extent, str):
+        sig.symbol(name, extent)
+        return name
+    constants[name.upper()] = extent
+    return name.upper()
+
+
+def _sink_and_output(sig: Signature, merge: Op) -> bool:
+    """Pass the sinks, where there are any, and the output; returns whether there are sinks."""
+    sinks = merge.inputs[5:]
+    for value in sinks:
+        sig.value("sinks", value)
+    sig.value("y", merge.outputs[0])
+    return bool(sinks)
+
+
+def _name(launch: Launch, op: Op) -> str:
+    window = _window(op)
+    return f"{launch.role}_full" if window is None else f"{launch.role}_window{window}"
+
+
+def _count(op: Op) -> Dim:
+    return splits(_window(op), _chunk(op))
+
+
+def _window(op: Op) -> int | None:
+    window = op.attrs["window"]
+    assert window is None or isinstance(window, int)
+    return window
+
+
+def _chunk(op: Op) -> int:
+    chunk = op.attrs["chunk"]
+    assert isinstance(chunk, int)
+    return chunk
+
+
+SELECTORS: dict[str, Selector] = {
+    "attention_partial": attention,
+    "attention_merge": attention_merge,
+    "attention": attention,
+}
