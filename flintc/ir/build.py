@@ -159,7 +159,9 @@ class _Builder:
         scope = layer if spec.per_layer else None
         name = _scoped(f"w.{key}", scope)
         if name not in self.values:
-            shape = tuple(self.model.dim(d, site.weight_place("shape", i)) for i, d in enumerate(spec.shape))
+            shape = site.weight_sizes("shape", spec.shape)
+            if spec.rows and sum(site.weight_sizes("rows", spec.rows)) != shape[-2]:
+                raise SpecError(f"`rows` of weight {key!r} do not add up to {shape[-2]}", site.weight_place("rows"))
             dtype: DType = self.weights if spec.type == "linear" else spec.type
             if dtype == "nvfp4" and shape[-1] % NVFP4_BLOCK:
                 message = f"{shape[-1]} columns are not a multiple of {NVFP4_BLOCK}, as NVFP4 needs"
@@ -223,6 +225,9 @@ class _Site:
 
     def place(self, *path: str | int) -> Place:
         return self.model.spec.place("blocks", self.block, self.index, *path)
+
+    def weight_sizes(self, key: str, dims: tuple[int | float | str, ...]) -> tuple[int, ...]:
+        return tuple(self.model.dim(d, self.weight_place(key, i)) for i, d in enumerate(dims))
 
     def weight_place(self, *path: str | int) -> Place:
         assert self.entry.weight is not None

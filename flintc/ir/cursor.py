@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from flintc.errors import BundleError
 
+MAX_WHOLE = 1 << 53
+
 
 class Cursor:
     """A place inside JSON data. Its path is only spelled out when something is wrong there."""
@@ -71,9 +73,9 @@ class Cursor:
         return tuple(self.data)
 
     def whole(self) -> int:
-        """A whole number of at least 0."""
-        if not isinstance(self.data, int) or isinstance(self.data, bool) or self.data < 0:
-            self.fail("expected a whole number")
+        """A whole number from 0 up to what every JSON reader holds exactly."""
+        if not isinstance(self.data, int) or isinstance(self.data, bool) or not 0 <= self.data < MAX_WHOLE:
+            self.fail("expected a whole number below 2^53")
         return self.data
 
     def maybe_whole(self) -> int | None:
@@ -97,12 +99,17 @@ class Cursor:
     def one_of(self, words: tuple[str, ...]) -> Any:
         """One of ``words``."""
         if self.data not in words:
-            self.fail(f"{self.data!r} is not one of {', '.join(words)}")
+            self.fail(f"{_short(self.data)} is not one of {', '.join(words)}")
         return self.data
 
     def known(self, names: Any, what: str) -> str:
         """A string that is in ``names``."""
         name = self.text()
         if name not in names:
-            self.fail(f"unknown {what} {name!r}")
+            self.fail(f"unknown {what} {_short(name)}")
         return name
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

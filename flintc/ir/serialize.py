@@ -19,6 +19,9 @@ from flintc.ir.types import DTYPES, SYMBOLS, Dim, TensorType
 Json = dict[str, Any]
 T = TypeVar("T")
 
+#: Characters of a symbolic dimension.
+MAX_DIM = 64
+
 _VALUE_KINDS = get_args(ValueKind)
 _CROSSINGS = get_args(CrossingKind)
 _PARAM_TYPES = get_args(ParamType)
@@ -124,8 +127,9 @@ def _named(items: Cursor, read: Callable[[Cursor], T], what: str) -> dict[str, T
 def _dim(at: Cursor) -> Dim:
     """A number, or a product of numbers and run-time symbols."""
     if isinstance(at.data, str):
-        if not all(f in SYMBOLS or (f.isascii() and f.isdigit()) for f in at.data.split("*")):
-            at.fail(f"{at.data!r} is not a dimension")
+        factors = at.data.split("*")
+        if len(at.data) > MAX_DIM or not all(f in SYMBOLS or (f.isascii() and f.isdigit()) for f in factors):
+            at.fail(f"{at.data[:MAX_DIM]!r} is not a dimension")
         return at.data
     return at.whole()
 

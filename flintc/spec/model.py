@@ -245,7 +245,7 @@ class WeightSpec(Entry):
 
     shape: Annotated[tuple[Scalar, ...], Field(min_length=1, max_length=3)]
     type: Literal["bf16", "f32", "linear"]
-    rows: tuple[int | str, ...] = ()
+    rows: tuple[Scalar, ...] = ()
     safetensors: tuple[TensorForm, ...] = ()
     gguf: tuple[TensorForm, ...] = ()
 
