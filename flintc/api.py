@@ -70,7 +70,7 @@ def compile(
 ) -> Bundle:
     """Compile a spec at its default sizes into a bundle; needs no GPU.
 
-    target: GPU targets, ``sm_90`` or a list. batch: rows that are captured, each at most 8. out: folder to write
+    target: a GPU target such as ``sm_90``, or several. batch: rows that are captured, each at most 8. out: folder to write
     (default: one in the cache, named by the bundle's content). Raises SpecError, PassError, UsageError, CompileError,
     BundleError.
     """
@@ -80,10 +80,9 @@ def compile(
     from flintc.codegen.planner import plan
     from flintc.spec import bind_defaults
 
-    loaded = _spec(spec)
-    targets = [target] if isinstance(target, str) else list(target)
-    made = plan(run_passes(bind_defaults(loaded), weights, disable_passes).graph)
+    loaded, targets = _spec(spec), _targets(target)
     origin = _origin(loaded, _weights(weights), disable_passes, _batches(batch))
+    made = plan(run_passes(bind_defaults(loaded), weights, disable_passes).graph)
     bundle = build_bundle(made, compile_kernels(made.kernels.values(), targets, progress=progress), origin)
     folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
     return write_bundle(bundle, folder)
@@ -127,9 +126,39 @@ def load(
     graph = _step_graph(chosen, bound, checkpoint.weights_format, built)
     weights = checkpoint.load(graph, bound, progress=progress, keep_fp32=numerics == "fp32")
     executor = _executor(chosen, graph, weights, make_tables(graph, bound, limit), numerics, limit)
-    vocab = graph.values[graph.outputs[0]].type.shape[-1]
-    assert isinstance(vocab, int)
-    return Model(executor, vocab, text, find_defaults(checkpoint, own_config), tuple(checkpoint.report.notes))
+    defaults = find_defaults(checkpoint, own_config)
+    return Model(executor, _vocab(graph), text, defaults, tuple(checkpoint.report.notes))
+
+
+def synth(
+    spec: str | Path | Spec,
+    out: str | Path,
+    format: str = "safetensors",
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    demo_tokenizer: bool = False,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Write a checkpoint of a spec's size with random weights in the published form; returns its files.
+
+    format: ``safetensors`` (a folder, BF16) or ``gguf`` (a file, NVFP4). sizes: dimensions of the spec in place of
+    their defaults. demo_tokenizer: add a byte-level tokenizer with a chat template. UsageError where ``out`` exists.
+    """
+    from flintc.runtime.demo_tokenizer import demo_metadata, write_demo_tokenizer
+
+    model = _resized(_spec(spec), sizes or {})
+    if format == "gguf":
+        from flintc.checkpoint.synth_gguf import synth_gguf
+        from flintc.ir.build import build
+
+        metadata = demo_metadata(_vocab(build(model))) if demo_tokenizer else None
+        return [synth_gguf(model, out, seed, extras=metadata, progress=progress)]
+    if format != "safetensors":
+        raise UsageError(f"unknown checkpoint format {format!r}", remedy="choose safetensors or gguf")
+    from flintc.checkpoint.synth import synth_safetensors
+
+    extras = write_demo_tokenizer if demo_tokenizer else None
+    return synth_safetensors(model, out, seed, extras=extras, progress=progress)
 
 
 def open_bundle(bundle: Bundle | str | Path | None) -> Bundle | None:
@@ -160,6 +189,23 @@ def _spec(spec: str | Path | Spec) -> Spec:
     from flintc.spec import load_spec
 
     return load_spec(spec) if isinstance(spec, str | Path) else spec
+
+
+def _resized(spec: Spec, sizes: Mapping[str, int]) -> BoundModel:
+    """The model of ``spec`` with other sizes; layer sets lose the layers that are no longer there."""
+    from flintc.spec.bound import bind, bind_defaults, check_layer_sets
+    from flintc.spec.words import did_you_mean
+
+    model = bind_defaults(spec)
+    free = [name for name, quantity in spec.dimensions.items() if quantity.default is not None]
+    for name in sizes:
+        if name not in free:
+            raise UsageError(f"{spec.name} has no size {name!r} to set", remedy=did_you_mean(name, free))
+    layers = bind(spec, sizes, {}, {}).layers
+    sets = {name: frozenset(n for n in members if n < layers) for name, members in model.layer_sets.items()}
+    resized = bind(spec, sizes, {}, sets)
+    check_layer_sets(resized)
+    return resized
 
 
 def _spec_for(spec: str | Path | Spec | None, bundle: Bundle | None, checkpoint: Checkpoint) -> Spec:
@@ -211,6 +257,13 @@ def _ops_of(graph: Graph) -> dict[str, str]:
         op.name: " ".join([op.kind, *(f"{k}={v}" for k, v in sorted(op.attrs.items()) if k != "chunk")])
         for op in graph.ops.values()
     }
+
+
+def _vocab(graph: Graph) -> int:
+    """Columns of the logits."""
+    vocab = graph.values[graph.outputs[0]].type.shape[-1]
+    assert isinstance(vocab, int)
+    return vocab
 
 
 def _executor(
@@ -271,3 +324,14 @@ def _batches(batch: Sequence[int]) -> tuple[int, ...]:
     if wrong is not None or not batch:
         raise UsageError(f"batch sizes are {list(batch)}: each must lie between 1 and {MAX_BATCH}")
     return tuple(sorted(set(batch)))
+
+
+def _targets(target: str | Sequence[str]) -> list[str]:
+    from flintc.codegen.aot import TARGETS
+
+    targets = [target] if isinstance(target, str) else list(target)
+    wrong = next((t for t in targets if t not in TARGETS), None)
+    if wrong is not None or not targets:
+        message = "no target is named" if wrong is None else f"unknown target {wrong!r}"
+        raise UsageError(message, remedy=f"choose from {', '.join(TARGETS)}")
+    return targets

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from flintc.checkpoint.gguf_scan import MetaValue
+from flintc.checkpoint.gguf_tokenizer import tokenizer_to_gguf
+
 END = "<|endoftext|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 #: Marks that stay visible in the text, as in published checkpoints.
@@ -59,11 +62,22 @@ def write_demo_tokenizer(folder: Path) -> None:
     Generation stops at the end of the text and where another speaker would begin.
     """
     backend = demo_tokenizer()
-    stops = [backend.token_to_id(text) for text in (END, "<|user|>", "<|observation|>")]
+    stops = _stop_ids(backend)
     (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     _write_json(folder / "tokenizer_config.json", {"eos_token": END, "pad_token": END})
     _write_json(folder / "generation_config.json", {"eos_token_id": stops, "pad_token_id": stops[0]})
+
+
+def demo_metadata(vocab: int) -> dict[str, MetaValue]:
+    """The same as metadata of a GGUF file whose embedding has ``vocab`` rows."""
+    backend = demo_tokenizer()
+    return tokenizer_to_gguf(backend, vocab, _stop_ids(backend), CHAT_TEMPLATE)
+
+
+def _stop_ids(backend: Tokenizer) -> list[int]:
+    ids = backend.get_vocab(with_added_tokens=True)
+    return [ids[text] for text in (END, "<|user|>", "<|observation|>")]
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:
