@@ -91,9 +91,9 @@ def synth_safetensors(
 
     def tensors() -> Iterator[Tensor]:
         for done, (draw, name, shape) in enumerate(plan, 1):
-            yield draw.tensor(shape, seed, name)
             if progress is not None:
                 progress(done, len(plan), name)
+            yield draw.tensor(shape, seed, name)
 
     with new_folder(path, sum(t.nbytes for t in planned)) as folder:
         write_shards(folder, planned, tensors(), shard_bytes)
