@@ -63,6 +63,14 @@ class Signature:
         self.params.append(Param(name, "i32", aligned=False))
         self.args.append(Arg("symbol", symbol))
 
+    def extent(self, name: str, extent: Dim, constants: dict[str, int | float | bool]) -> str:
+        """Pass a symbol as the parameter ``name``, a number as the constant ``NAME``; returns which of the two."""
+        if isinstance(extent, str):
+            self.symbol(name, extent)
+            return name
+        constants[name.upper()] = extent
+        return name.upper()
+
     def counters(self, name: str, count: Dim) -> None:
         """Pass ``count`` zeroed arrival counters of this launch as ``{name}_ptr``."""
         scratch = Scratch(f"{self.launch.name}.{name}", TensorType("i32", (count,)))

@@ -1,0 +1,126 @@
+"""Products of weight rows with up to 8 (or 16) vectors on tensor cores, without moving data between threads.
+
+The ``m16n8k16`` instruction multiplies 16 weight rows by 8 columns of activations. Its lane 4g + t wants columns
+2t, 2t + 1, 2t + 8, 2t + 9 of K of weight rows g and g + 8, and of vector g. A sum does not care which column of K is
+called which, as long as weights and activations agree. So a lane loads 16 bytes, columns 8t .. 8t + 7 of every 32, and
+calls the first four of them 2t, 2t + 1, 2t + 8, 2t + 9 of one instruction, the other four the same of the next: every
+load is 16 bytes wide and lands where the instruction reads it.
+
+A *step* is 32 columns. The SPLIT warps of a program take every SPLIT-th step of K, and a tile of weights is STEPS
+steps of each warp: [ROWS, SPLIT * STEPS * 32], held as loaded, [STEPS, ROWS / 8, SPLIT, 32 lanes, 8].
+"""
+
+import triton
+import triton.language as tl
+
+from flintc.codegen.device.numerics import dot_bf16
+
+
+@triton.jit
+def row_groups(TILE: tl.constexpr):
+    """First row of each group of eight of a tile: consecutive rows."""
+    return tl.arange(0, TILE // 8) * 8
+
+
+@triton.jit
+def paired_row_groups(TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """Groups of a tile that alternate: eight gate rows, then the eight up rows of theirs, WIDTH further on."""
+    group = tl.arange(0, TILE // 8)
+    return group // 2 * 8 + group % 2 * WIDTH
+
+
+@triton.jit
+def load_weights(
+    rows_ptr, groups, rows, k, K: tl.constexpr, SPLIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
+):
+    """Tile of the BF16 matrix [``rows``, K] at ``rows_ptr``, from column ``k`` on; zero outside unless EVEN."""
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    group = groups[None, :, None, None, None]
+    split = tl.arange(0, SPLIT)[None, None, :, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    row = group + lane // 4
+    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    if EVEN:
+        return tl.load(rows_ptr + row * K + column)
+    else:
+        return tl.load(rows_ptr + row * K + column, mask=(row < rows) & (column < K), other=0.0)
+
+
+@triton.jit
+def load_vectors(
+    x_ptr,
+    low,
+    high,
+    k,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Columns of K of the BF16 vectors [high - low, K] at ``x_ptr``, as the operand [SPLIT, STEPS * 32, COLUMNS].
+
+    The vectors stand in columns low .. high - 1; the others are zero.
+    """
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None]
+    split = tl.arange(0, SPLIT)[None, None, :, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    vector = eight * 8 + lane // 4
+    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    live = (vector >= low) & (vector < high)
+    if not EVEN:
+        live = live & (column < K)
+    x = tl.load(x_ptr + (vector - low) * K + column, mask=live, other=0.0)
+    # Axes: step, eight, split, vector, lane of four, instruction, half of its K, pair.
+    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, 2, 2, 2))
+    x = tl.permute(x, (2, 0, 5, 6, 4, 7, 1, 3))
+    return tl.reshape(x, (SPLIT, STEPS * 32, COLUMNS))
+
+
+@triton.jit
+def weight_operand(tile):
+    """A tile as loaded -> the operand [SPLIT, ROWS, STEPS * 32]."""
+    STEPS: tl.constexpr = tile.shape[0]
+    GROUPS: tl.constexpr = tile.shape[1]
+    SPLIT: tl.constexpr = tile.shape[2]
+    # Axes: step, group, split, row of eight, lane of four, instruction, half of its K, pair.
+    tile = tl.reshape(tile, (STEPS, GROUPS, SPLIT, 8, 4, 2, 2, 2))
+    tile = tl.permute(tile, (2, 1, 3, 0, 5, 6, 4, 7))
+    return tl.reshape(tile, (SPLIT, GROUPS * 8, STEPS * 32))
+
+
+@triton.jit
+def accumulate(
+    acc, tile, rows_ptr, groups, rows, x_ptr, low, high, K: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
+):
+    """acc + weight rows x vectors over all of K: FP32 [SPLIT, ROWS, COLUMNS], the sum over SPLIT left to do.
+
+    ``tile`` is the first tile of the rows, loaded by the caller; each further one is loaded a tile ahead.
+    """
+    SPLIT: tl.constexpr = acc.shape[0]
+    COLUMNS: tl.constexpr = acc.shape[2]
+    BLOCK: tl.constexpr = SPLIT * STEPS * 32
+    for k in tl.static_range(0, K, BLOCK):
+        x = load_vectors(x_ptr, low, high, k, K, COLUMNS, SPLIT, STEPS, EVEN)
+        weights = weight_operand(tile)
+        if k + BLOCK < K:
+            tile = load_weights(rows_ptr, groups, rows, k + BLOCK, K, SPLIT, STEPS, EVEN)
+        acc = dot_bf16(weights, x, acc)
+    return acc
+
+
+@triton.jit
+def split_pairs(y):
+    """Gate and up rows of a paired tile [ROWS, COLUMNS]: twice [ROWS / 2, COLUMNS]."""
+    ROWS: tl.constexpr = y.shape[0]
+    COLUMNS: tl.constexpr = y.shape[1]
+    y = tl.reshape(y, (ROWS // 16, 2, 8, COLUMNS))
+    y = tl.permute(y, (0, 2, 3, 1))
+    return tl.split(tl.reshape(y, (ROWS // 2, COLUMNS, 2)))
+
+
+@triton.jit
+def column_of(y, column: tl.constexpr):
+    """One column of y [ROWS, COLUMNS], in FP32."""
+    return tl.sum(tl.where(tl.arange(0, y.shape[1])[None, :] == column, y.to(tl.float32), 0.0), 1)
