@@ -70,9 +70,9 @@ def compile(
 ) -> Bundle:
     """Compile a spec at its default sizes into a bundle; needs no GPU.
 
-    target: a GPU target such as ``sm_90``, or several. batch: rows that are captured, each at most 8. out: folder to write
-    (default: one in the cache, named by the bundle's content). Raises SpecError, PassError, UsageError, CompileError,
-    BundleError.
+    target: a GPU target such as ``sm_90``, or several. batch: rows that are captured, each at most 8. out: folder to
+    write (default: one in the cache, named by the bundle's content). Raises SpecError, PassError, UsageError,
+    CompileError, BundleError.
     """
     from flintc.bundle import build_bundle, write_bundle
     from flintc.codegen.aot import compile_kernels

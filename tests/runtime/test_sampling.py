@@ -129,3 +129,17 @@ def test_extreme_logits_and_temperatures():
 def test_impossible_parameters_are_refused(bad):
     with pytest.raises(UsageError, match=next(iter(bad))):
         SamplingParams(**bad)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_the_gpu_chooses_what_the_cpu_chooses():
+    logits = torch.randn(64, 150_144, generator=torch.Generator().manual_seed(6)) * 3
+    params = [
+        SamplingParams(temperature=(i % 3) * 0.5, top_k=(20, 0, 500)[i % 3], top_p=(0.95, 1.0)[i % 2], seed=i)
+        for i in range(64)
+    ]
+    positions = list(range(64))
+    here, there = sample(logits, params, positions), sample(logits.cuda(), params, positions)
+    assert torch.equal(here.ids, there.ids.cpu())
+    assert torch.allclose(here.logprobs, there.logprobs.cpu(), atol=1e-6)
