@@ -88,9 +88,9 @@ def finished(one: Running) -> FinishReason | None:
 
 def _choose(group: Sequence[Running], logits: Tensor, positions: Sequence[int], vocab: int | None) -> list[Event]:
     """Sample a token for each row; ``positions`` are those the new tokens take."""
-    broken = logits.isnan().any(1).nonzero()
+    broken = (~logits.isfinite()).any(1).nonzero()
     if len(broken):
-        raise VerificationError(f"the logits of position {positions[int(broken[0])] - 1} are not numbers")
+        raise VerificationError(f"the logits of position {positions[int(broken[0])] - 1} are not finite numbers")
     sampled = sample(logits, [one.request.params for one in group], positions, vocab)
     events = []
     for one, token, logprob in zip(group, sampled.ids.tolist(), sampled.logprobs.tolist(), strict=True):
