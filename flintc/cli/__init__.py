@@ -6,8 +6,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-import click
 import typer
+from typer.exceptions import Abort, TyperException
 
 from flintc.cli import ablate, compile, demo, env, generate, show, synth
 from flintc.cli.common import Debug, State, say_error
@@ -30,9 +30,10 @@ def build_app() -> typer.Typer:
     for module in (compile, show, ablate, generate, synth, env, demo):
         module.register(app)
 
-    @app.callback()
+    @app.callback(invoke_without_command=True)
     def root(
-        version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+        context: typer.Context,
+        version: bool = typer.Option(False, "--version", help="Print the version and leave."),
         debug: Debug = False,
     ) -> None:
         if version:
@@ -57,9 +58,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else OK
     except FlintcError as error:
         return _fail(str(error), error.exit_code)
-    except click.ClickException as error:
+    except TyperException as error:
         return _fail(error.format_message(), BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt):
+    except (Abort, KeyboardInterrupt):
         return _fail("interrupted", FAILED)
     except BrokenPipeError:
         # The reader of our output left (`flintc show ... | head`): nothing to report, nothing more to write.

@@ -31,18 +31,22 @@ def demo_command(
     The weights are random: the text shows that the path works, not what Flint can say.
     """
     from flintc import api
-    from flintc.bench.ablation import ablate, to_json, to_table
+    from flintc.bench.ablation import ablate, ablation_table
+    from flintc.spec import bind_defaults, load_spec
 
-    say = (lambda text: None) if as_json else (lambda text: stdout.print(f"[bold]{text}[/bold]", highlight=False))
+    def say(text: str) -> None:
+        if not as_json:
+            stdout.print(text, style="bold", markup=False, highlight=False)
+
     with tempfile.TemporaryDirectory(prefix="flintc-demo-") as folder:
         say(f"1. flintc compile {SPEC}: kernels for sm_90, compiled here, with no GPU")
         with progress("compiling") as update:
             bundle = api.compile(SPEC, out=Path(folder) / "bundle", progress=update)
         say(f"   {len(bundle.plan.launches)} launches served by {len(bundle.plan.kernels)} kernels")
         say(f"2. flintc ablate {SPEC}: what each pass saves")
-        ablation = ablate(SPEC)
+        ablation = ablate(api.run_passes(bind_defaults(load_spec(SPEC))), context=500)
         if not as_json:
-            stdout.print(to_table(ablation))
+            stdout.print(ablation_table(ablation))
         say(f"3. flintc synth --spec {SPEC}: a checkpoint in the published form, random weights")
         checkpoint = Path(folder) / "checkpoint"
         api.synth(SPEC, checkpoint, demo_tokenizer=True)
@@ -56,4 +60,4 @@ def demo_command(
         same = oracle.generate(PROMPT, max_tokens=max_tokens, temperature=0.0).token_ids == made.token_ids
     say(f"   {made.text!r}")
     say(f"   {'the same' if same else 'not the same'} tokens as the torch reference")
-    emit(as_json, {"ablation": to_json(ablation), "generation": asdict(made), "same_as_reference": same}, lambda: None)
+    emit(as_json, {"ablation": ablation.to_json(), "generation": asdict(made), "same_as_reference": same}, lambda: None)

@@ -33,7 +33,7 @@ def synth_command(
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal bytes.")] = 0,
     sizes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=N", help="Another size, e.g. experts=16; may be repeated."),
+        typer.Option("--set", metavar="NAME=N", help="Another size, e.g. experts=16."),
     ] = None,
     demo_tokenizer: Annotated[bool, typer.Option(help="Add a byte-level tokenizer and a chat template.")] = False,
     as_json: Json = False,

@@ -1,0 +1,90 @@
+"""One forward step of a whole model on the GPU, timed: weights synthesised, every KV page its own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flintc.bench.synthetic import tensors
+from flintc.bench.timing import Timing, time_device
+from flintc.ir.plan import CompiledKernel, Plan
+from flintc.reference.nvfp4 import Nvfp4
+from flintc.runtime.cuda.step import DeviceStep
+from flintc.runtime.values import attention_chunk
+
+BATCHES = (1, 2, 4, 8)
+
+
+def symbols_for(plan: Plan, context: int, sequences: int) -> dict[str, int]:
+    """Run-time symbols of ``sequences`` sequences of up to ``context`` tokens each, ``B`` at the largest batch."""
+    page = next(v.type.shape[3] for v in plan.graph.values.values() if v.kind == "cache")
+    assert isinstance(page, int)
+    columns = -(-context // page)
+    return {
+        "B": BATCHES[-1],
+        "Q": sequences,
+        "T": columns,
+        "P": columns * sequences,
+        "C": context,
+        "S": -(-context // attention_chunk(plan.graph)),
+    }
+
+
+@dataclass
+class ForwardBench:
+    """A plan with synthetic weights and full caches of ``context`` tokens for ``rows`` sequences.
+
+    ``with_head`` runs the output head too. ``given`` are tensors shared with another bench of the same model.
+    """
+
+    plan: Plan
+    compiled: Mapping[str, CompiledKernel]
+    context: int
+    rows: int = 1
+    theta: float = 10000.0
+    seed: int = 0
+    given: Mapping[str, Tensor | Nvfp4] | None = None
+
+    @cached_property
+    def symbols(self) -> dict[str, int]:
+        """See :func:`symbols_for`."""
+        return symbols_for(self.plan, self.context, self.rows)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor | Nvfp4]:
+        """Weights, tables, caches and inputs by value name."""
+        return self.given or tensors(self.plan.graph, self.symbols, self.theta, "cuda", self.seed)
+
+    @cached_property
+    def step(self) -> DeviceStep:
+        """The plan in device memory, its inputs set to the last position of each sequence."""
+        step = DeviceStep(self.plan, self.compiled, self.tensors, self.symbols, BATCHES)
+        self.set_rows(0)
+        return step
+
+    def set_rows(self, repeat: int) -> None:
+        """Random tokens at the last position of each of the sequences; ``repeat`` chooses the tokens."""
+        embed = next(op for op in self.plan.graph.ops.values() if op.kind == "embed")
+        vocab = self.plan.graph.values[embed.inputs[1]].type.shape[0]
+        assert isinstance(vocab, int)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + repeat)
+        ids = torch.randint(0, vocab, (self.rows,), generator=generator, dtype=torch.int32)
+        self._input("ids")[: self.rows] = ids.cuda()
+        self._input("positions")[: self.rows] = self.context - 1
+        self._input("seqs")[: self.rows] = torch.arange(self.rows, dtype=torch.int32).cuda()
+        self._input("seqs")[self.rows :] = -1
+
+    def _input(self, name: str) -> Tensor:
+        tensor = self.tensors[name]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def time(self, repeats: int = 50) -> Timing:
+        """Graph replays of the whole step, other tokens each time."""
+        rows = next(b for b in BATCHES if b >= self.rows)
+        graph = self.step.graph(rows)
+        return time_device(graph.replay, repeats, self.set_rows)

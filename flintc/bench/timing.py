@@ -1,0 +1,50 @@
+"""Timing on the device: events around each repeat, medians of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds of repeated runs, sorted."""
+
+    ms: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle of the repeats."""
+        return self.ms[len(self.ms) // 2]
+
+    def percentile(self, percent: float) -> float:
+        """The repeat below which ``percent`` of all lie."""
+        return self.ms[min(len(self.ms) - 1, int(len(self.ms) * percent / 100))]
+
+
+def time_device(run: Callable[[], object], repeats: int, before: Callable[[int], object] | None = None) -> Timing:
+    """Time ``repeats`` runs, each between its own events, after three that do not count.
+
+    before: called with the number of the repeat ahead of its first event, to change inputs off the clock.
+    """
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    taken = []
+    for i in range(repeats):
+        if before is not None:
+            before(i)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end))
+    return Timing(tuple(sorted(taken)))
+
+
+def median_ms(run: Callable[[], object], repeats: int = 50) -> float:
+    """Median of :func:`time_device`."""
+    return time_device(run, repeats).median
