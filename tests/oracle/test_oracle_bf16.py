@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from driver import Driver
 from random_flints import COUNT, load, logits, random_model, random_prompt
 from torch import Tensor
+
+import flintc
 
 TOKENS = 200
 BOUND = 1.25
@@ -31,7 +32,7 @@ def _divergences(seed: int, path: Path) -> tuple[float, float]:
     exact = load(path, torch.float32)
     prompt = random_prompt(seed, exact.config.vocab_size, TOKENS)
     expected = logits(exact, prompt)
-    ours = Driver(path, "rounded", rows=64, lower=seed % 2 == 1).feed(prompt)
+    ours = flintc.load(path, spec=("flint", "tiny-flint")[seed % 2]).forward(prompt)
     return divergence(expected, ours), divergence(expected, logits(load(path, torch.bfloat16), prompt))
 
 

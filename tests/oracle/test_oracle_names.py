@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from driver import Driver
 from random_flints import greedy, load, logits, random_model, random_prompt
 from safetensors.torch import save_file
 from transformers import FlintConfig, FlintForCausalLM
 
+import flintc
 from flintc.checkpoint.config_json import published_config
 from flintc.checkpoint.synth import synth_safetensors
 from flintc.spec import bind_defaults, load_spec
@@ -24,7 +24,8 @@ def test_names_of_transformers_in_memory(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.sinks" in state and "model.layers.0.mlp.experts.gate_up_proj" in state
     save_file(state, tmp_path / "model.safetensors")
     prompt = random_prompt(2, model.config.vocab_size, 30)
-    torch.testing.assert_close(Driver(tmp_path, "fp32").feed(prompt), logits(model, prompt), atol=1e-4, rtol=0)
+    got = flintc.load(tmp_path, numerics="fp32").forward(prompt)
+    torch.testing.assert_close(got, logits(model, prompt), atol=1e-4, rtol=0)
 
 
 def test_transformers_reads_a_synthetic_checkpoint(tmp_path: Path) -> None:
@@ -36,8 +37,9 @@ def test_transformers_reads_a_synthetic_checkpoint(tmp_path: Path) -> None:
     model = load(path, torch.float32)
     prompt = random_prompt(5, 512, 60)
     expected = logits(model, prompt)
-    torch.testing.assert_close(Driver(path, "fp32").feed(prompt), expected, atol=1e-4, rtol=0)
-    assert Driver(path, "fp32").greedy(prompt, 16) == greedy(model, prompt, 16)
+    ours = flintc.load(path, numerics="fp32", spec="tiny-flint")
+    torch.testing.assert_close(ours.forward(prompt), expected, atol=1e-4, rtol=0)
+    assert list(ours.generate(prompt, max_tokens=16, temperature=0.0).token_ids) == greedy(model, prompt, 16)
     entropy = torch.distributions.Categorical(logits=expected).entropy().mean()
     assert 1 < entropy < 4 and expected.softmax(-1).amax(-1).mean() > 0.1
 
