@@ -107,9 +107,22 @@ def test_a_launch_run_alone_makes_the_same_values(graph: Graph) -> None:
             assert torch.equal(value.nan_to_num(), seen[name].nan_to_num()), name
 
 
-def test_intermediate_values_are_freed(graph: Graph) -> None:
-    """Outputs alone come back, and a missing input is named."""
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("lowered", [False, True])
+def test_cuda_computes_the_same(graph: Graph, lowered: bool) -> None:
+    chosen = lower_attention(graph, 16) if lowered else graph
+    cpu = run(chosen, make_inputs(graph), "fp32")["logits"]
+    gpu = run(chosen, {k: v.cuda() for k, v in make_inputs(graph).items()}, "fp32")["logits"]
+    assert gpu.is_cuda
+    torch.testing.assert_close(gpu.cpu()[:2], cpu[:2], atol=1e-4, rtol=1e-4)
+
+
+def test_outputs_alone_are_returned(graph: Graph) -> None:
     assert run(graph, make_inputs(graph)).keys() == set(graph.outputs)
+
+
+def test_a_missing_input_is_named(graph: Graph) -> None:
     inputs = make_inputs(graph)
     del inputs["L3.w.qkv"]
     with pytest.raises(KeyError, match=r"op L3\.qkv reads L3\.w\.qkv"):
