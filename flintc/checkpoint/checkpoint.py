@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -78,6 +78,12 @@ class Checkpoint(Protocol):
         numerics) keeps a BF16 weight that is stored in FP32 as it is. CheckpointError where a tensor is missing,
         unknown, damaged or of the wrong shape.
         """
+        ...
+
+    def stream(
+        self, graph: Graph, model: BoundModel, device: torch.device | str = "cpu", *, keep_fp32: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor | Nvfp4]]:
+        """What ``load`` returns, weight by weight; the report is complete at the end."""
         ...
 
 

@@ -20,7 +20,7 @@ from flintc.checkpoint.json_file import read_json
 from flintc.checkpoint.nvfp4 import ScaleError, from_ggml
 from flintc.checkpoint.packed import assemble
 from flintc.checkpoint.safetensors_folder import inside
-from flintc.checkpoint.weights import StoredWeight, find_weights
+from flintc.checkpoint.weights import StoredWeight, collect, find_weights, weight_values
 from flintc.errors import CheckpointError
 from flintc.ir.graph import Graph
 from flintc.reference.nvfp4 import Nvfp4
@@ -93,7 +93,13 @@ class GgufCheckpoint:
         *,
         keep_fp32: bool = False,
     ) -> dict[str, Tensor | Nvfp4]:
-        """Every weight of ``graph``; the next tensor is read while this one is repacked on ``device``."""
+        """Every weight of ``graph``; see :class:`flintc.checkpoint.Checkpoint`."""
+        return collect(self.stream(graph, model, device, keep_fp32=keep_fp32), len(weight_values(graph)), progress)
+
+    def stream(
+        self, graph: Graph, model: BoundModel, device: torch.device | str = "cpu", *, keep_fp32: bool = False
+    ) -> Iterator[tuple[str, Tensor | Nvfp4]]:
+        """Name and value of every weight; the next tensor is read while this one is repacked on ``device``."""
         self.report = LoadReport()
         start = time.perf_counter()
         companions = {scale.name for scale in self._scales.values()}
@@ -101,15 +107,10 @@ class GgufCheckpoint:
         weights = find_weights(graph, model, shapes, "gguf", str(self.path))
         for weight in weights:
             self._check_types(weight)
-        pieces = [(weight, piece) for weight in weights for piece in weight.pieces]
-        data = _read_ahead(self.file, [self.file.tensors[piece.tensor] for _, piece in pieces])
-        result: dict[str, Tensor | Nvfp4] = {}
-        for done, weight in enumerate(weights, 1):
-            result[weight.value.name] = self._weight(weight, data, device, keep_fp32)
-            if progress is not None:
-                progress(done, len(weights), weight.value.name)
+        data = _read_ahead(self.file, [self.file.tensors[p.tensor] for weight in weights for p in weight.pieces])
+        for weight in weights:
+            yield weight.value.name, self._weight(weight, data, device, keep_fp32)
         self._report(weights, model, time.perf_counter() - start)
-        return result
 
     def _check_types(self, weight: StoredWeight) -> None:
         packed = weight.value.type.dtype == "nvfp4"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from flintc.checkpoint.checkpoint import LoadReport, Progress, SpecMatch, Weight
 from flintc.checkpoint.json_file import read_json
 from flintc.checkpoint.safetensors_folder import inside, scan_folder
 from flintc.checkpoint.safetensors_header import DAMAGED, StoredTensor
-from flintc.checkpoint.weights import StoredWeight, find_weights
+from flintc.checkpoint.weights import Shape, StoredWeight, collect, find_weights, weight_values
 from flintc.errors import CheckpointError
 from flintc.ir.graph import Graph
 from flintc.reference.nvfp4 import Nvfp4
@@ -71,40 +71,50 @@ class SafetensorsCheckpoint:
         *,
         keep_fp32: bool = False,
     ) -> dict[str, Tensor | Nvfp4]:
-        """Every weight of ``graph``: BF16 or FP32 as the graph says; see :class:`flintc.checkpoint.Checkpoint`."""
+        """Every weight of ``graph``: of the type the graph gives it; see :class:`flintc.checkpoint.Checkpoint`."""
+        return collect(self.stream(graph, model, device, keep_fp32=keep_fp32), len(weight_values(graph)), progress)
+
+    def stream(
+        self, graph: Graph, model: BoundModel, device: torch.device | str = "cpu", *, keep_fp32: bool = False
+    ) -> Iterator[tuple[str, Tensor | Nvfp4]]:
+        """Name and value of every weight of ``graph``, one in memory at a time."""
         self.report = LoadReport()
-        shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
-        weights = find_weights(graph, model, shapes, "safetensors", str(self.path))
-        self._check_types(weights)
-        result: dict[str, Tensor | Nvfp4] = {}
+        weights = find_weights(graph, model, self._shapes(), "safetensors", str(self.path))
+        for weight in weights:
+            self._check_types(weight)
         rounded: list[str] = []
         with ExitStack() as stack:
-            reader = _Reader(stack)
-            for done, weight in enumerate(weights, 1):
-                dtype = self._dtype(weight, keep_fp32)
-                result[weight.value.name] = self._assemble(weight, dtype, device, reader)
-                if dtype == torch.bfloat16:
+            reader = TensorReader(stack)
+            for weight in weights:
+                value = self._weight(weight, device, reader, keep_fp32)
+                if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
                     rounded += self._stored_fp32(weight)
-                if progress is not None:
-                    progress(done, len(weights), weight.value.name)
+                yield weight.value.name, value
         if rounded:
             self.report.notes.append(f"{len(rounded)} FP32 tensors were rounded to BF16, {rounded[0]} the first")
-        return result
 
-    def _check_types(self, weights: list[StoredWeight]) -> None:
-        for weight in weights:
-            if weight.value.type.dtype == "nvfp4":
+    def _shapes(self) -> dict[str, Shape]:
+        """Shapes, in values, of the stored tensors that are weights."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def _check_types(self, weight: StoredWeight) -> None:
+        if weight.value.type.dtype == "nvfp4":
+            raise CheckpointError(
+                f"{self.path}: holds BF16 weights, the model is compiled for NVFP4",
+                remedy="compile for bf16, or pass an NVFP4 checkpoint",
+            )
+        for piece in weight.pieces:
+            tensor = self.tensors[piece.tensor]
+            if tensor.dtype not in STORED_TYPES:
                 raise CheckpointError(
-                    f"{self.path}: holds BF16 weights, the model is compiled for NVFP4",
-                    remedy="compile for bf16, or pass an NVFP4 checkpoint",
+                    f"{tensor.file}: tensor {tensor.name} is {tensor.dtype}, expected {' or '.join(STORED_TYPES)}",
+                    remedy="convert the checkpoint to BF16",
                 )
-            for piece in weight.pieces:
-                tensor = self.tensors[piece.tensor]
-                if tensor.dtype not in STORED_TYPES:
-                    raise CheckpointError(
-                        f"{tensor.file}: tensor {tensor.name} is {tensor.dtype}, expected {' or '.join(STORED_TYPES)}",
-                        remedy="convert the checkpoint to BF16",
-                    )
+
+    def _weight(
+        self, weight: StoredWeight, device: torch.device | str, reader: TensorReader, keep_fp32: bool
+    ) -> Tensor | Nvfp4:
+        return self._assemble(weight, self._dtype(weight, keep_fp32), device, reader)
 
     def _dtype(self, weight: StoredWeight, keep_fp32: bool) -> torch.dtype:
         wide = weight.value.type.dtype == "f32" or (keep_fp32 and self._stored_fp32(weight))
@@ -114,7 +124,7 @@ class SafetensorsCheckpoint:
         return [piece.tensor for piece in weight.pieces if self.tensors[piece.tensor].dtype == "F32"]
 
     def _assemble(
-        self, weight: StoredWeight, dtype: torch.dtype, device: torch.device | str, reader: _Reader
+        self, weight: StoredWeight, dtype: torch.dtype, device: torch.device | str, reader: TensorReader
     ) -> Tensor:
         whole = torch.empty(weight.shape, dtype=dtype, device=device)
         for piece in weight.pieces:
@@ -125,7 +135,7 @@ class SafetensorsCheckpoint:
         return whole
 
 
-class _Reader:
+class TensorReader:
     """Reads tensors, opening each file once; the files close with ``stack``."""
 
     def __init__(self, stack: ExitStack) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from flintc.errors import CheckpointError, SpecError
 from flintc.ir.graph import Graph, Value
 from flintc.spec import BoundModel
 
 Shape = tuple[int, ...]
+Weight = TypeVar("Weight")
 FileFormat = Literal["safetensors", "gguf"]
 #: How many names an error message shows.
 SHOWN = 4
@@ -83,6 +84,18 @@ def find_weights(
         remedy = f"with this configuration, {model.spec.name} has no weight of such a name"
         raise CheckpointError(f"{where}: unknown {_show(unknown)}", remedy=remedy)
     return [StoredWeight(value, _pieces(model, value, form, stored, where)) for value, form in forms.items()]
+
+
+def collect(
+    weights: Iterable[tuple[str, Weight]], total: int, progress: Callable[[int, int, str], None] | None
+) -> dict[str, Weight]:
+    """All of ``weights`` by name, of which there are ``total``; ``progress`` is told of each."""
+    result: dict[str, Weight] = {}
+    for name, weight in weights:
+        result[name] = weight
+        if progress is not None:
+            progress(len(result), total, name)
+    return result
 
 
 def _stored_form(

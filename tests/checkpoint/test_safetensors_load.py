@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flintc.checkpoint import open_checkpoint
-from flintc.checkpoint.safetensors import _Reader
+from flintc.checkpoint.safetensors import TensorReader
 from flintc.checkpoint.synth import synth_safetensors
 from flintc.errors import CheckpointError
 from flintc.ir.build import build
@@ -207,14 +207,14 @@ def test_config_that_contradicts_the_weights(published: Path, tmp_path: Path) ->
 def test_one_stored_tensor_in_memory_at_a_time(
     published: Path, graph: Graph, tiny: BoundModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, previous = _Reader.read, []
+    read, previous = TensorReader.read, []
 
-    def watched(self: _Reader, tensor: object) -> Tensor:
+    def watched(self: TensorReader, tensor: object) -> Tensor:
         assert all(ref() is None for ref in previous)
         found = read(self, tensor)
         previous[:] = [weakref.ref(found)]
         return found
 
-    monkeypatch.setattr(_Reader, "read", watched)
+    monkeypatch.setattr(TensorReader, "read", watched)
     open_checkpoint(published).load(graph, tiny)
     assert previous
