@@ -112,8 +112,9 @@ def test_a_launch_run_alone_makes_the_same_values(graph: Graph) -> None:
 @pytest.mark.parametrize("lowered", [False, True])
 def test_cuda_computes_the_same(graph: Graph, lowered: bool) -> None:
     chosen = lower_attention(graph, 16) if lowered else graph
-    cpu = run(chosen, make_inputs(graph), "fp32")["logits"]
-    gpu = run(chosen, {k: v.cuda() for k, v in make_inputs(graph).items()}, "fp32")["logits"]
+    inputs = {k: v.float() if v.dtype == torch.bfloat16 else v for k, v in make_inputs(graph).items()}
+    on_gpu = {k: v.cuda() for k, v in inputs.items()}
+    cpu, gpu = (run(chosen, given, "fp32")["logits"] for given in (inputs, on_gpu))
     assert gpu.is_cuda
     torch.testing.assert_close(gpu.cpu()[:2], cpu[:2], atol=1e-4, rtol=1e-4)
 
