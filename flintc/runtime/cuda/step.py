@@ -34,7 +34,7 @@ class DeviceStep:
         self.batches = tuple(sorted(batches))
         self.symbols = dict(symbols)
         self.tensors = dict(tensors)
-        self._stored = first_versions(plan.graph)
+        self._first = first_versions(plan.graph)
         self.device = next(t.device for t in tensors.values() if isinstance(t, Tensor))
         self.kernels: dict[str, LoadedKernel] = {
             name: load_kernel(kernel, compiled[name]) for name, kernel in plan.kernels.items()
@@ -94,9 +94,13 @@ class DeviceStep:
             return tensor.data_ptr()
         if arg.ref in self.plan.placement:
             return self.buffers[self.plan.placement[arg.ref]].data_ptr()
-        tensor = self.tensors[self._stored.get(arg.ref, arg.ref)]
+        tensor = self.tensors[self.stored(arg.ref)]
         assert isinstance(tensor, Tensor)
         return tensor.data_ptr()
+
+    def stored(self, value: str) -> str:
+        """Name in ``tensors`` of the memory that holds ``value``: a cache version lives where its first one does."""
+        return self._first.get(value, value)
 
     def run(self, rows: int) -> None:
         """Enqueue one step without a graph, on the current stream."""
