@@ -16,6 +16,8 @@ from flintc.ir.types import Dim, TensorType
 #: Type of a kernel parameter, in Triton's signature words.
 ParamType = Literal["*bf16", "*fp32", "*i32", "*u8", "i32"]
 
+EffectKind = Literal["wait", "trigger", "read", "write", "hint", "arrive", "reset"]
+
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -24,6 +26,28 @@ class Param:
     name: str
     type: ParamType
     aligned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One thing that a program of a kernel does to memory, or to the chain of dependent launches.
+
+    kind: ``wait`` for the launches before, ``trigger`` the next one; ``read`` or ``write`` memory that ``param`` points
+    into; ``hint`` at it (a prefetch: no value enters the program); ``arrive`` at a counter, or ``reset`` it to zero.
+    last: counters at which this program must be the last arriver to get here, the first one met first.
+    guards: pointer parameters whose contents decide whether, and for which rows, it is done.
+    sure: False for a wait or trigger that may be left out or repeated (in a loop, under a condition).
+    """
+
+    kind: EffectKind
+    param: str = ""
+    last: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    sure: bool = True
+
+
+#: What one program does, in program order; a loop's body stands once.
+Path = tuple[Effect, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +67,7 @@ class Kernel:
     num_stages: int
     waits: bool
     max_registers: int = 0
+    paths: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

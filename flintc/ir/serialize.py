@@ -13,7 +13,18 @@ from typing import Any, TypeVar, get_args
 from flintc.ir.cursor import Cursor
 from flintc.ir.graph import Attr, Crossing, CrossingKind, Dependent, Graph, Launch, Op, Value, ValueKind
 from flintc.ir.ops import OPS
-from flintc.ir.plan import Arg, Buffer, Kernel, Param, ParamType, Plan, PlannedLaunch, Scratch
+from flintc.ir.plan import (
+    Arg,
+    Buffer,
+    Effect,
+    EffectKind,
+    Kernel,
+    Param,
+    ParamType,
+    Plan,
+    PlannedLaunch,
+    Scratch,
+)
 from flintc.ir.types import DTYPES, SYMBOLS, Dim, TensorType
 
 Json = dict[str, Any]
@@ -25,6 +36,7 @@ MAX_DIM = 64
 _VALUE_KINDS = get_args(ValueKind)
 _CROSSINGS = get_args(CrossingKind)
 _PARAM_TYPES = get_args(ParamType)
+_EFFECT_KINDS = get_args(EffectKind)
 _ARG_KINDS = ("value", "part", "scratch", "symbol")
 _TRIGGERS = ("early", "late")
 
@@ -227,7 +239,13 @@ def _kernel_to_json(kernel: Kernel) -> Json:
         "num_stages": kernel.num_stages,
         "waits": kernel.waits,
         "max_registers": kernel.max_registers,
+        "paths": [[_effect_to_json(e) for e in path] for path in kernel.paths],
     }
+
+
+def _effect_to_json(effect: Effect) -> Json:
+    more = _given(param=effect.param or None, last=list(effect.last), guards=list(effect.guards))
+    return {"kind": effect.kind, **more, **_given(sure=None if effect.sure else False)}
 
 
 def _planned_to_json(launch: PlannedLaunch) -> Json:
@@ -238,7 +256,10 @@ def _planned_to_json(launch: PlannedLaunch) -> Json:
 # JSON -> Plan
 
 _PLAN = frozenset({"graph", "kernels", "launches", "buffers", "placement", "scratch"})
-_KERNEL = frozenset({"name", "source", "params", "constants", "num_warps", "num_stages", "waits", "max_registers"})
+_KERNEL = frozenset(
+    {"name", "source", "params", "constants", "num_warps", "num_stages", "waits", "max_registers", "paths"}
+)
+_EFFECT, _EFFECT_MORE = frozenset({"kind"}), frozenset({"param", "last", "guards", "sure"})
 _PARAM = frozenset({"name", "type", "aligned"})
 _PLANNED = frozenset({"name", "kernel", "grid", "args"})
 _ARG = frozenset({"kind", "ref"})
@@ -272,7 +293,21 @@ def _kernel(at: Cursor) -> Kernel:
         constants[name] = constant
     warps, stages, waits = at["num_warps"].whole(), at["num_stages"].whole(), at["waits"].flag()
     registers = at["max_registers"].whole()
-    return Kernel(at["name"].text(), at["source"].text(), params, constants, warps, stages, waits, registers)
+    names = frozenset(p.name for p in params)
+    paths = tuple(tuple(_effect(e, names) for e in path) for path in at["paths"])
+    return Kernel(at["name"].text(), at["source"].text(), params, constants, warps, stages, waits, registers, paths)
+
+
+def _effect(at: Cursor, params: frozenset[str]) -> Effect:
+    at.record(_EFFECT, _EFFECT_MORE)
+    kind = at["kind"].one_of(_EFFECT_KINDS)
+    if (kind in ("wait", "trigger")) == ("param" in at.data):
+        at.fail(f"a {kind} {'takes no' if 'param' in at.data else 'needs a'} parameter")
+    param = at["param"].known(params, "parameter") if "param" in at.data else ""
+    last, guards = (
+        tuple(c.known(params, "parameter") for c in at[key]) if key in at.data else () for key in ("last", "guards")
+    )
+    return Effect(kind, param, last, guards, at["sure"].flag() if "sure" in at.data else True)
 
 
 def _param(at: Cursor) -> Param:

@@ -14,7 +14,7 @@ from flintc.errors import BundleError
 from flintc.ir.build import build
 from flintc.ir.graph import Crossing, Dependent, Graph, Launch
 from flintc.ir.lower import lower_attention
-from flintc.ir.plan import Arg, Buffer, Kernel, Param, Plan, PlannedLaunch, Scratch
+from flintc.ir.plan import Arg, Buffer, Effect, Kernel, Param, Plan, PlannedLaunch, Scratch
 from flintc.ir.serialize import graph_from_json, graph_to_json, plan_from_json, plan_to_json
 from flintc.ir.types import TensorType
 from flintc.spec import bind_defaults, load_spec
@@ -40,7 +40,9 @@ def fused(name) -> Graph:
 def planned(graph: Graph) -> Plan:
     """A plan of one kernel for every launch: as many parts as a real one, and no sense."""
     params = tuple(Param(f"p{i}", t) for i, t in enumerate(("*bf16", "*u8", "*i32", "i32")))
-    kernel = Kernel("k", "def k():\n    pass\n", params, {"N": 64, "EPS": 1e-6, "SINKS": True}, 4, 3, True, 128)
+    path = (Effect("wait", sure=False), Effect("read", "p0", guards=("p1",)), Effect("write", "p1", last=("p2",)))
+    constants = {"N": 64, "EPS": 1e-6, "SINKS": True}
+    kernel = Kernel("k", "def k():\n    pass\n", params, constants, 4, 3, True, 128, (path, (Effect("trigger"),)))
     ref = next(v for v in graph.values.values() if v.kind == "weight").name
     args = (Arg("value", ref), Arg("part", f"{ref}#codes"), Arg("scratch", "arrivals"), Arg("symbol", "B"))
     launches = tuple(PlannedLaunch(x.name, "k", ("16*B", 1, "S"), args) for x in graph.launches)
@@ -147,6 +149,10 @@ REFUSED = [
     (("kernels", 0, "params", 1, "name"), "p0", "a second parameter named 'p0'"),
     (("kernels", 0, "constants", "N"), "64", "$.kernels[0].constants.N: expected a number or boolean"),
     (("kernels", 0, "waits"), 1, "$.kernels[0].waits: expected true or false"),
+    (("kernels", 0, "paths", 0, 1, "param"), "p9", "$.kernels[0].paths[0][1].param: unknown parameter 'p9'"),
+    (("kernels", 0, "paths", 0, 1, "guards", 0), "p9", "$.kernels[0].paths[0][1].guards[0]: unknown parameter 'p9'"),
+    (("kernels", 0, "paths", 0, 1, "kind"), "wait", "$.kernels[0].paths[0][1]: a wait takes no parameter"),
+    (("kernels", 0, "paths", 0, 0, "kind"), "read", "$.kernels[0].paths[0][0]: a read needs a parameter"),
     (("kernels", 0, "source"), None, "$.kernels[0].source: expected text"),
     (("launches", 0, "kernel"), "x", "$.launches[0].kernel: unknown kernel 'x'"),
     (("launches", 0, "grid"), [1, 1], "$.launches[0].grid: expected three dimensions"),
