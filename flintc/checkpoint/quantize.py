@@ -59,13 +59,18 @@ def quantize(weight: Tensor, scale: Tensor) -> Nvfp4:
 
 
 def quantization_error(weight: Tensor, packed: Nvfp4) -> QuantizationError:
-    """Error of ``packed`` as a stand-in for ``weight``, expert by expert to bound memory."""
-    pairs = [(weight, packed)] if weight.ndim == 2 else [(w, packed[i]) for i, w in enumerate(weight)]
+    """Error of ``packed`` as a stand-in for ``weight``, in chunks of rows to bound memory."""
+    columns = weight.shape[-1]
+    rows, scale = weight.reshape(-1, columns), packed.row_scale().reshape(-1)
+    codes, scales = packed.codes.reshape(-1, columns // 2), packed.scales.reshape(-1, columns // BLOCK)
     lost, whole, largest = 0.0, 0.0, 0.0
-    for original, stand_in in pairs:
-        difference = stand_in.dequantize() - original.float()
-        lost += float(difference.double().square().sum())
-        whole += float(original.double().square().sum())
+    step = max(1, _CHUNK // columns)
+    for i in range(0, len(rows), step):
+        original = rows[i : i + step].double()
+        stand_in = Nvfp4(codes[i : i + step], scales[i : i + step], scale[i : i + step]).dequantize()
+        difference = stand_in.double() - original
+        lost += float(difference.square().sum())
+        whole += float(original.square().sum())
         largest = max(largest, float(difference.abs().max()))
     return QuantizationError((lost / whole) ** 0.5 if whole else 0.0, largest)
 

@@ -25,6 +25,8 @@ CONFIG = "config.json"
 #: What weights may be stored as. BF16 is widened exactly where the graph asks for FP32; FP32 is rounded where it
 #: asks for BF16, and the report says so. FP16 is refused: it is no published form, and would be rounded twice.
 STORED_TYPES = ("BF16", "F32")
+#: Ends the names of block scales in a checkpoint of packed weights.
+PACKED_SCALE = "_scale"
 
 
 def open_safetensors(folder: Path, config: Path | None = None) -> SafetensorsCheckpoint:
@@ -33,7 +35,12 @@ def open_safetensors(folder: Path, config: Path | None = None) -> SafetensorsChe
     config: folder or file that stands in for the config.json in ``folder``.
     """
     source = config if config is not None and not config.is_dir() else inside(config or folder, CONFIG)
-    return SafetensorsCheckpoint(folder, source, read_json(source), scan_folder(folder))
+    metadata, tensors = read_json(source), scan_folder(folder)
+    if any(name.endswith(PACKED_SCALE) for name in tensors):
+        from flintc.checkpoint.modelopt import ModeloptCheckpoint
+
+        return ModeloptCheckpoint(folder, source, metadata, tensors)
+    return SafetensorsCheckpoint(folder, source, metadata, tensors)
 
 
 class SafetensorsCheckpoint:

@@ -21,7 +21,10 @@ MAX_HEADER = 100_000_000
 DAMAGED = "the file is damaged or incomplete; fetch it again"
 
 #: Bytes per value; tensors of other types are listed too, and refused when a weight needs them.
-VALUE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+VALUE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,12 @@ from torch import Tensor
 from flintc.checkpoint.safetensors_folder import INDEX, SINGLE
 
 #: Words of the format, and bytes per value.
-DTYPES = {torch.bfloat16: ("BF16", 2), torch.float32: ("F32", 4)}
+DTYPES = {
+    torch.bfloat16: ("BF16", 2),
+    torch.float32: ("F32", 4),
+    torch.float8_e4m3fn: ("F8_E4M3", 1),
+    torch.uint8: ("U8", 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +88,4 @@ def _write_file(path: Path, shard: Sequence[PlannedTensor], source: Iterator[Ten
         for t in shard:
             tensor = next(source)
             assert tensor.shape == t.shape and tensor.dtype == t.dtype, t.name
-            file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+            file.write(tensor.flatten().view(torch.uint8).numpy().data)
