@@ -77,7 +77,9 @@ def interpret(graph: Graph, given: Mapping[str, Tensor], **env: int) -> dict[str
     return {name: tensors[name] for name in planned.placement}
 
 
-def run_plan(planned: Plan, tensors: Mapping[str, Tensor], scratch: Mapping[str, Tensor], env: Mapping[str, int]) -> int:
+def run_plan(
+    planned: Plan, tensors: Mapping[str, Tensor], scratch: Mapping[str, Tensor], env: Mapping[str, int]
+) -> int:
     """Call each planned launch's kernel in order; returns the number of calls."""
     calls = 0
     for launch in planned.launches:

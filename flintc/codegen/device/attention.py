@@ -142,6 +142,13 @@ def store_output(y_ptr, heads, inside, o, m, l, sink, HEAD: tl.constexpr):
 
 
 @triton.jit
+def store_zeros(y_ptr, WIDTH: tl.constexpr):
+    """Store WIDTH zeros: the attention output of a padded row."""
+    at = tl.arange(0, triton.next_power_of_2(WIDTH))
+    tl.store(y_ptr + at, tl.zeros(at.shape, tl.bfloat16), mask=at < WIDTH)
+
+
+@triton.jit
 def prefetch_tile(
     cache_ptr,
     block_table_ptr,
@@ -156,21 +163,23 @@ def prefetch_tile(
     RING: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Bring the keys and values of the first TILE positions from begin towards L2; positions from end on are skipped.
+    """Bring keys and values of the first TILE positions from begin to end - 1, if there are any, towards L2.
 
     A hint: it reads nothing into the program, so slots that an earlier launch is still to write do no harm.
     """
     if not INTERPRET:
         LINE: tl.constexpr = 64  # BF16 values in 128 bytes
-        position = tl.minimum(begin + tl.arange(0, TILE), end - 1)
-        page = page_of(block_table_ptr, seq, position, columns, position >= 0, PAGE, RING)
+        position = begin + tl.arange(0, TILE)
+        live = (position < end) & (seq >= 0)
+        page = page_of(block_table_ptr, seq, position, columns, live, PAGE, RING)
         line = tl.arange(0, triton.next_power_of_2(triton.cdiv(HEAD, LINE)))[None, :] * LINE
         for plane in tl.static_range(2):
             at = cache_at(page, plane, kv_head, position, KV_HEADS, PAGE, HEAD)[:, None] + line
+            wanted = live[:, None] & (line < HEAD)
             tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-                "=r,l",
-                [cache_ptr + at],
+                "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+                "=r,l,r",
+                [cache_ptr + at, wanted.to(tl.int32)],
                 dtype=tl.int32,
                 is_pure=False,
                 pack=1,

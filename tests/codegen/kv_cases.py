@@ -1,0 +1,134 @@
+"""Rows, paged caches and graphs for tests of the kernels around the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from launches import Maker
+from torch import Tensor
+
+from flintc.codegen.families.attention import TILE
+from flintc.ir.graph import Graph
+from flintc.ir.ops import splits
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One attention layer. ``window`` None: the whole context."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    head: int = 32
+    page: int = 8
+    chunk: int = 16
+    window: int | None = None
+    sinks: bool = True
+
+    @property
+    def scale(self) -> float:
+        return self.head**-0.5
+
+    @property
+    def one_tile(self) -> bool:
+        """Whether a program's loop takes every chunk in one step."""
+        return self.chunk <= TILE and self.chunk & (self.chunk - 1) == 0
+
+    @property
+    def ring(self) -> int:
+        """Pages of a windowed sequence: the window before a row, and eight rows of its own step."""
+        assert self.window is not None
+        return -(-(self.window - 1 + 8) // self.page)
+
+    def graph(self, kind: str) -> Graph:
+        """``attention_partial``, ``attention_merge``, ``attention`` (one launch), or ``unfused`` (two launches)."""
+        m, inputs = Maker(), ("positions", "seqs")
+        for name in inputs:
+            m.given(name, "i32", "B")
+        partials: Sequence[str] = ("o", "m", "l")
+        sinks = (m.given("sinks", "f32", self.heads, kind="weight"),) if self.sinks else ()
+        if kind == "attention_merge":
+            count = self.splits
+            m.given("o", "f32", "B", self.heads, count, self.head)
+            m.given("m", "f32", "B", self.heads, count)
+            m.given("l", "f32", "B", self.heads, count)
+        else:
+            m.given("q", "bf16", "B", self.heads, self.head)
+            m.given("cache", "bf16", "P", 2, self.kv_heads, self.page, self.head, kind="cache")
+            m.given("table", "i32", "Q", "T" if self.window is None else self.ring)
+            reads = ("q", "cache", *inputs, "table")
+            m.op("attention_partial", reads, partials, scale=self.scale, window=self.window, chunk=self.chunk)
+        if kind == "attention_partial":
+            return m.graph(*partials)
+        m.op("attention_merge", (*partials, *inputs, *sinks), ("y",), chunk=self.chunk, window=self.window)
+        return m.graph("y", role="attention" if kind == "attention" else None)
+
+    @property
+    def splits(self) -> int | str:
+        return splits(self.window, self.chunk)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Inputs of a step. Every slot of the cache that no row may read is NaN."""
+
+    sizes: Sizes
+    q: Tensor
+    cache: Tensor
+    positions: Tensor
+    seqs: Tensor
+    table: Tensor
+    sinks: Tensor
+
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """By the names of the graphs."""
+        return {
+            "q": self.q,
+            "cache": self.cache,
+            "positions": self.positions,
+            "seqs": self.seqs,
+            "table": self.table,
+            "sinks": self.sinks,
+        }
+
+    @property
+    def env(self) -> dict[str, int]:
+        """Run-time symbols of the step."""
+        return {
+            "B": len(self.positions),
+            "S": int(self.positions.max()) // self.sizes.chunk + 1,
+            "P": self.cache.shape[0],
+            "Q": self.table.shape[0],
+            "T": self.table.shape[1],
+        }
+
+    def only(self, row: int) -> Rows:
+        """The step of one row alone."""
+        part = slice(row, row + 1)
+        return replace(self, q=self.q[part], positions=self.positions[part], seqs=self.seqs[part])
+
+
+def rows(sizes: Sizes, positions: Sequence[int], seqs: Sequence[int], seed: int = 0) -> Rows:
+    """Random queries, sinks, and a cache that holds what the rows may read, its pages in no order."""
+    random = torch.Generator().manual_seed(seed)
+    slots = max(seqs) + 1 if max(seqs) >= 0 else 1
+    columns = sizes.ring if sizes.window is not None else max(positions) // sizes.page + 2
+    pages = slots * columns + 3
+    table = torch.randperm(pages, generator=random)[: slots * columns].view(slots, columns).int()
+    shape = (pages, 2, sizes.kv_heads, sizes.page, sizes.head)
+    cache = torch.full(shape, torch.nan, dtype=torch.bfloat16)
+    for seq in range(slots):
+        mine = [p for p, s in zip(positions, seqs, strict=True) if s == seq]
+        if not mine:
+            continue
+        oldest = 0 if sizes.window is None else max(0, min(mine) - sizes.window + 1)
+        at = torch.arange(oldest, max(mine) + 1)
+        page = table[seq, (at // sizes.page) % columns].long()
+        entries = torch.randn(len(at), 2, sizes.kv_heads, sizes.head, generator=random)
+        cache[page, :, :, at % sizes.page] = entries.bfloat16()
+    q = torch.randn(len(positions), sizes.heads, sizes.head, generator=random) * 3
+    sinks = torch.randn(sizes.heads, generator=random) * 2
+    index = torch.tensor(positions, dtype=torch.int32), torch.tensor(seqs, dtype=torch.int32)
+    return Rows(sizes, q.bfloat16(), cache, *index, table, sinks)

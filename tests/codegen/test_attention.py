@@ -1,0 +1,193 @@
+"""Attention kernels in the interpreter against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kv_cases import Rows, Sizes, rows
+from launches import interpret
+from tolerance import assert_close
+from torch import Tensor
+
+from flintc.codegen.families.attention import SEGMENT
+from flintc.reference import run_launch
+
+FULL, WINDOW = Sizes(), Sizes(window=13)
+
+
+def reference(step: Rows, kind: str = "unfused") -> dict[str, Tensor]:
+    """Every value the ops make."""
+    graph = step.sizes.graph(kind)
+    given = dict(step.given)
+    for launch in graph.launches:
+        given.update(run_launch(graph, launch, given, splits=step.env["S"]))
+    return given
+
+
+def attention(step: Rows, kind: str = "attention") -> Tensor:
+    """The kernels' output."""
+    return interpret(step.sizes.graph(kind), step.given, **step.env)["y"]
+
+
+def check(step: Rows) -> None:
+    """One launch computes what two do, to the last bit, and both what the reference does."""
+    fused = attention(step)
+    assert torch.equal(fused, attention(step, "unfused"))
+    want = reference(step)["y"]
+    if step.sizes.one_tile:
+        assert_close(fused, want, roundings=2)
+    else:
+        assert_close(fused, want, roundings=2, slack=probability_rounding(step))
+
+
+def probability_rounding(step: Rows) -> Tensor:
+    """How far the output may move where p is rounded relative to another maximum than the reference's.
+
+    A chunk of several tiles rounds p = exp(s - m) relative to the maximum so far; the reference knows the chunk's. Each
+    p is then within 2^-9 of itself on either side, so y moves by at most 2^-8 * sum(p * |v|) / sum(p).
+    """
+    return reference(replace(step, cache=absolute_values(step.cache)))["y"].float() * 2.0**-8
+
+
+def absolute_values(cache: Tensor) -> Tensor:
+    """The cache with |v| for v."""
+    cache = cache.clone()
+    cache[:, 1] = cache[:, 1].abs()
+    return cache
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_uneven_lengths_in_one_batch(sizes: Sizes, batch: int) -> None:
+    positions = [37, 0, 12, 100, 15, 16, 17, 5][:batch]
+    check(rows(sizes, positions, list(range(batch))))
+
+
+@pytest.mark.parametrize("position", [11, 12, 13, 14, 24, 25, 26, 31, 32])
+def test_window_edge_and_ring_wrap(position: int) -> None:
+    """Around the first position that no longer sees token 0, and where the ring's pages are used again."""
+    check(rows(WINDOW, [position], [0]))
+
+
+@pytest.mark.parametrize("position", [14, 15, 16, 31, 32])
+def test_chunk_boundaries(position: int) -> None:
+    check(rows(FULL, [position], [0]))
+
+
+def test_rows_of_one_sequence_see_their_own_past_only() -> None:
+    for sizes in (FULL, WINDOW):
+        check(rows(sizes, [40, 41, 42], [1, 1, 1]))
+
+
+def test_merge_in_segments() -> None:
+    """The last row of a full segment, the first past it, and one of three segments."""
+    check(rows(FULL, [16 * SEGMENT - 1, 16 * SEGMENT, 32 * SEGMENT + 5], [0, 1, 2]))
+
+
+def test_window_of_more_than_one_segment() -> None:
+    check(rows(replace(FULL, window=16 * (SEGMENT + 2)), [700], [0]))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        Sizes(page=64, chunk=32),
+        Sizes(page=64, chunk=128),
+        Sizes(page=16, chunk=64, window=40),
+        Sizes(page=6, chunk=24),
+        Sizes(heads=2, kv_heads=2, head=16),
+        Sizes(heads=6, kv_heads=2, head=24, window=9),
+        Sizes(heads=32, kv_heads=1, head=16),
+    ],
+    ids=lambda s: f"{s.heads}of{s.kv_heads}x{s.head}-page{s.page}-chunk{s.chunk}-window{s.window}",
+)
+def test_other_sizes(sizes: Sizes) -> None:
+    """Several tiles a chunk, pages above and below a tile, groups of one, three and 32, odd head sizes."""
+    check(rows(sizes, [150, 23, 70], [0, 2, 1]))
+
+
+@pytest.mark.parametrize("sink", [-1e30, -200.0, -50.0, 50.0, 200.0, 1e30])
+@pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
+def test_sinks_far_from_the_scores(sizes: Sizes, sink: float) -> None:
+    step = rows(sizes, [40, 3], [0, 1])
+    step = replace(step, sinks=torch.full_like(step.sinks, sink))
+    y = attention(step)
+    assert_close(y, reference(step)["y"], roundings=2)
+    if sink >= 200:
+        assert not y.any()
+    elif sink <= -200:
+        assert torch.equal(y, attention(replace(step, sizes=replace(sizes, sinks=False))))
+
+
+def test_the_sink_counts_once_however_many_splits() -> None:
+    """Values of one make the output the share of the denominator that is not the sink's."""
+    step = rows(FULL, [100], [0])
+    cache = step.cache.clone()
+    cache[:, 1][~cache[:, 1].isnan()] = 1.0
+    cache[:, 0][~cache[:, 0].isnan()] = 0.0
+    step = replace(step, cache=cache, sinks=torch.full_like(step.sinks, 4.0))
+    share = 101 / (101 + torch.tensor(4.0).exp())
+    assert_close(attention(step), share.expand(1, 128))
+
+
+def test_without_sinks() -> None:
+    check(rows(replace(FULL, sinks=False), [50, 7], [0, 1]))
+    check(rows(replace(WINDOW, sinks=False), [50, 7], [0, 1]))
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
+def test_padded_rows_give_zeros_and_write_no_partial(sizes: Sizes) -> None:
+    step = rows(sizes, [20, 0, 33, 0], [1, -1, 0, -1])
+    check(step)
+    assert not attention(step)[[1, 3]].any()
+    made = interpret(sizes.graph("attention_partial"), step.given, **step.env)
+    for name in ("o", "m", "l"):
+        assert made[name][[1, 3]].isnan().all()
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOW, Sizes(page=64, chunk=128)], ids=["full", "window", "tiles"])
+def test_partials(sizes: Sizes) -> None:
+    """Each partial against the reference; splits a row does not have stay unwritten."""
+    step = rows(sizes, [47, 3, 200], [0, 1, 2])
+    want = reference(step, "attention_partial")
+    made = interpret(sizes.graph("attention_partial"), step.given, **step.env)
+    written = ~want["m"].isnan()
+    assert torch.equal(written, ~made["m"].isnan())
+    assert torch.equal(written, ~made["l"].isnan())
+    assert torch.equal(written[..., None].expand_as(made["o"]), ~made["o"].isnan())
+    # Scores are sums of `head` products: two orders differ by at most this.
+    largest = step.cache.nan_to_num().float().abs().amax(-1).max() * step.q.float().abs().sum(-1).max() * sizes.scale
+    slack = float(largest) * sizes.head * 2.0**-24
+    torch.testing.assert_close(made["m"][written], want["m"][written], rtol=0, atol=slack)
+    torch.testing.assert_close(made["l"][written], want["l"][written], rtol=2 * slack + sizes.chunk * 2.0**-24, atol=0)
+    if sizes.one_tile:
+        assert_close(made["o"][written], want["o"][written])
+    else:
+        size = reference(replace(step, cache=absolute_values(step.cache)), "attention_partial")["o"]
+        assert_close(made["o"][written], want["o"][written], slack=size[written] * 2.0**-8)
+
+
+def test_merge_from_the_reference_partials() -> None:
+    for sizes in (FULL, WINDOW):
+        step = rows(sizes, [47, 0, 300], [0, -1, 1])
+        given = reference(step, "unfused")
+        made = interpret(sizes.graph("attention_merge"), given, **step.env)
+        assert_close(made["y"], given["y"])
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
+def test_a_row_does_not_depend_on_the_others(sizes: Sizes) -> None:
+    step = rows(sizes, [40, 12, 0, 41], [0, 1, -1, 0])
+    together = attention(step)
+    for row in range(4):
+        alone = step.only(row)
+        assert torch.equal(attention(alone)[0], together[row])
+
+
+@pytest.mark.parametrize(("window", "positions"), [(513, [511, 512, 513, 514]), (None, [1040])])
+def test_full_width(window: int | None, positions: list[int]) -> None:
+    """Flint's own sizes, around the edge of its window."""
+    sizes = Sizes(heads=32, kv_heads=4, head=128, page=64, chunk=512, window=window)
+    check(rows(sizes, positions, list(range(len(positions)))))

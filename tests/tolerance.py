@@ -1,0 +1,40 @@
+"""How far a kernel may be from its reference: a stated number of BF16 steps at the size of the row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def bf16_ulp(size: Tensor) -> Tensor:
+    """Distance between neighbouring BF16 values at ``size`` (positive), FP32."""
+    _, exponent = torch.frexp(size.float())
+    return torch.ldexp(torch.ones_like(size, dtype=torch.float32), exponent - 8)
+
+
+def allowed(reference: Tensor, roundings: int) -> Tensor:
+    """``roundings`` BF16 steps at max(|reference|, rms(row) / 256); a row is the last axis.
+
+    One step of a value near zero is far below what two orders of a long FP32 sum differ by: hence the row's size.
+    """
+    wide = reference.float()
+    floor = wide.square().mean(-1, keepdim=True).sqrt() / 256
+    size = torch.maximum(wide.abs(), floor).clamp(min=torch.finfo(torch.float32).tiny)
+    return roundings * bf16_ulp(size)
+
+
+def assert_close(got: Tensor, reference: Tensor, roundings: int = 1, slack: Tensor | float = 0.0) -> None:
+    """``got`` equals ``reference`` up to ``roundings`` BF16 steps (2 where roundings are chained), NaN nowhere.
+
+    ``slack`` is what a kernel's tiling may add, derived from the inputs.
+    """
+    assert got.shape == reference.shape, f"{list(got.shape)} instead of {list(reference.shape)}"
+    error = (got.float() - reference.float()).abs()
+    limit = allowed(reference, roundings) + slack
+    wrong = ~(error <= limit)
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.numel()} values are off; first at {list(at)}: {got[at].item()} instead of "
+            f"{reference[at].item()} (allowed {limit[at].item():.3g})"
+        )
