@@ -1,0 +1,146 @@
+"""Products with the chosen experts' weights: alone, with the gated activation, and down with the weighted sum."""
+
+from __future__ import annotations
+
+from flintc.codegen.families.gemv import (
+    MAX_REGISTERS,
+    Walk,
+    is_rounded,
+    matrix,
+    tile_of,
+    walk,
+    walk_constants,
+    weight_blocks,
+)
+from flintc.codegen.selection import MAX_ROWS, Selection, Selector, Signature, columns, only_op, ops_of, power_of_two
+from flintc.ir.graph import Graph, Launch, Op
+
+
+def expert_linear(graph: Graph, launch: Launch) -> Selection:
+    """``expert_linear``: one product per row and rank."""
+    op = only_op(graph, launch, "expert_linear")
+    x, ids, weight = op.inputs
+    (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
+    shape = walk(tile, k)
+    own = len(graph.values[x].type.shape) == 3
+    rounded = is_rounded(graph, op)
+    sig = Signature(graph, launch)
+    sig.value("x", x)
+    sig.value("ids", ids)
+    sig.value("weight", weight)
+    sig.value("y", op.outputs[0])
+    vector = f"x [B, {ranks}, {k}]" if own else f"x [B, {k}]"
+    return sig.select(
+        f"expert_linear_{n}x{k}" + ("_own" if own else "") + ("" if rounded else "_f32"),
+        "expert_gemv.py.j2",
+        f"y [B, {ranks}, {n}] = {vector} times weight [E, {n}, {k}] of the expert of each row and rank.",
+        grid=(-(-n // tile), ranks, "B"),
+        blocks={
+            "shared": False,
+            "paired": False,
+            "own": own,
+            "rounded": rounded,
+            **weight_blocks(graph, launch, op),
+        },
+        constants=walk_constants(n, k, tile, shape) | {"RANKS": ranks},
+        num_warps=shape.warps,
+        max_registers=MAX_REGISTERS,
+    )
+
+
+def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
+    """``expert_gate_up``: gate and up of the chosen experts and of the shared one, if any; writes the activations."""
+    op, shared = only_op(graph, launch, "expert_linear"), ops_of(graph, launch, "linear")
+    x, ids, weight = op.inputs
+    (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
+    shape, tiles = walk(tile, k), -(-n // tile)
+    constants = walk_constants(n, k, tile, shape) | {"RANKS": ranks}
+    sig = Signature(graph, launch)
+    sig.value("x", x)
+    sig.value("ids", ids)
+    sig.value("weight", weight)
+    for other in shared:
+        sig.value("shared", other.inputs[1])
+    sig.value("act", _activation(graph, launch, op))
+    slots = 0
+    for other in shared:
+        rows, _ = matrix(graph, other)
+        slots = -(-rows // (tile * tiles))
+        constants |= {
+            "SHARED_WIDTH": rows // 2,
+            "SHARED_SLOTS": slots,
+            "SHARED_EVEN": rows == slots * tile * tiles and k % shape.block == 0,
+        }
+        sig.value("shared_act", _activation(graph, launch, other))
+        sig.symbol("B", "B")
+    return sig.select(
+        f"expert_gate_up_{n}x{k}" + ("_shared" if shared else ""),
+        "expert_gemv.py.j2",
+        f"act [B, {ranks}, {n // 2}] = silu(gate) * up of the expert of each row and rank"
+        + (", and the same of the shared expert." if shared else "."),
+        grid=(tiles, slots + ranks, "B"),
+        blocks={
+            "shared": bool(shared), "paired": True, "own": False, "rounded": is_rounded(graph, op),
+            "shared_rounded": bool(shared) and is_rounded(graph, shared[0]),
+            **weight_blocks(graph, launch, shared[0] if shared else op),
+        },
+        constants=constants,
+        num_warps=shape.warps,
+        max_registers=MAX_REGISTERS,
+    )  # fmt: skip
+
+
+def expert_down(graph: Graph, launch: Launch) -> Selection:
+    """``expert_down``: down products of the chosen experts, their weighted sum, plus the shared expert's, if any."""
+    op, shared = only_op(graph, launch, "expert_linear"), ops_of(graph, launch, "linear")
+    combine = only_op(graph, launch, "combine")
+    x, ids, weight = op.inputs
+    (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
+    shape = walk(tile, k)
+    constants = walk_constants(n, k, tile, shape) | {
+        "RANKS": ranks,
+        "COLUMNS": max(MAX_ROWS, power_of_two(ranks + len(shared))),
+    }
+    sig = Signature(graph, launch)
+    sig.value("x", x)
+    sig.value("ids", ids)
+    sig.value("mix", combine.inputs[1])
+    sig.value("weight", weight)
+    for other in shared:
+        sig.value("shared_x", other.inputs[0])
+        sig.value("shared", other.inputs[1])
+        constants |= _shared_walk(matrix(graph, other)[1], tile, shape, n)
+    output = only_op(graph, launch, "sum") if shared else combine
+    sig.value("y", output.outputs[0])
+    return sig.select(
+        f"expert_down_{n}x{k}" + ("_shared" if shared else ""),
+        "expert_down.py.j2",
+        f"y [B, {n}] = the {ranks} chosen experts' products, weighted and summed"
+        + (", plus the shared expert's." if shared else "."),
+        grid=(-(-n // tile), "B", 1),
+        blocks={"shared": bool(shared), **weight_blocks(graph, launch, shared[0] if shared else op)},
+        constants=constants,
+        num_warps=shape.warps,
+        max_registers=MAX_REGISTERS,
+    )
+
+
+def _shared_walk(k: int, tile: int, shape: Walk, rows: int) -> dict[str, int | float | bool]:
+    """The shared expert's walk, over K of its own by the same warps."""
+    own = walk(tile, k)
+    steps = max(1, own.split * own.steps // shape.split)
+    block = shape.block // shape.steps * steps
+    return {"SHARED_K": k, "SHARED_STEPS": steps, "SHARED_EVEN": rows % tile == 0 and k % block == 0}
+
+
+def _activation(graph: Graph, launch: Launch, op: Op) -> str:
+    """The output of the ``silu_mul`` in ``launch`` that reads ``op``."""
+    (silu,) = (s for s in ops_of(graph, launch, "silu_mul") if s.inputs == op.outputs)
+    return silu.outputs[0]
+
+
+SELECTORS: dict[str, Selector] = {
+    "expert_linear": expert_linear,
+    "expert_gate_up": expert_gate_up,
+    "expert_down": expert_down,
+}
