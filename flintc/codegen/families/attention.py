@@ -39,8 +39,8 @@ def attention(graph: Graph, launch: Launch) -> Selection:
     table, cache = graph.values[op.inputs[4]], op.inputs[1]
     constants = _tiling(graph, op)
     blocks: dict[str, str | bool] = {
-        "columns": _extent(sig, constants, "columns", table.type.shape[1]),
-        "splits": _extent(sig, constants, "splits", _count(op)),
+        "columns": sig.extent("columns", table.type.shape[1], constants),
+        "splits": sig.extent("splits", _count(op), constants),
         "windowed": _window(op) is not None,
         "prefetch": launch.dependent is not None and cache in launch.dependent.prefetch,
         "merge": bool(merges),
@@ -79,7 +79,7 @@ def attention_merge(graph: Graph, launch: Launch) -> Selection:
     if window is not None:
         constants["WINDOW"] = window
     blocks: dict[str, str | bool] = {
-        "splits": _extent(sig, constants, "splits", _count(op)),
+        "splits": sig.extent("splits", _count(op), constants),
         "windowed": window is not None,
         "sinks": sinks,
     }
@@ -128,15 +128,6 @@ def _segmented(op: Op) -> bool:
     """Whether a row may have more partials than one segment holds."""
     count = _count(op)
     return isinstance(count, str) or count > SEGMENT
-
-
-def _extent(sig: Signature, constants: Constants, name: str, extent: Dim) -> str:
-    """Pass a symbol as the parameter ``name``, a number as the constant ``NAME``; returns the one used."""
-    if isinstance(extent, str):
-        sig.symbol(name, extent)
-        return name
-    constants[name.upper()] = extent
-    return name.upper()
 
 
 def _sink_and_output(sig: Signature, merge: Op) -> bool:
