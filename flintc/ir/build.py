@@ -115,7 +115,7 @@ class _Builder:
             case "positions" | "seqs":
                 return port
             case "block_table":
-                return self.block_table(site.attrs.get("window"))
+                return self.block_table(site)
             case "table":
                 return self.rope_table(before[0])
             case "cache":
@@ -169,21 +169,23 @@ class _Builder:
             self.add(name, TensorType(dtype, shape), "weight", scope, key)
         return name
 
-    def block_table(self, window: object) -> str:
-        if not isinstance(window, int):
+    def block_table(self, site: _Site) -> str:
+        window = site.window()
+        if window is None:
             return self.add("block_table", TensorType("i32", ("Q", "T")), "input")
         pages = ring_pages(window, self.model.spec.numerics.kv_page)
         return self.add(f"block_table.w{window}", TensorType("i32", ("Q", pages)), "input")
 
     def rope_table(self, q: str) -> str:
+        if "rope_table" in self.values:  # one for all layers: another head size does not fit it
+            return "rope_table"
         head = self.values[q].type.shape[-1]
         half = head // 2 if isinstance(head, int) else 1
         return self.add("rope_table", TensorType("f32", ("C", 2, half)), "table")
 
     def open_cache(self, site: _Site, layer: int | None, before: list[str]) -> None:
         """The layer's first cache version, shaped by the keys that are first written to it."""
-        window = site.attrs.get("window")
-        ring = window if isinstance(window, int) else None
+        ring = site.window()
         if layer is None:
             raise SpecError("a cache belongs to a layer, this block does not", site.place())
         if layer in self.caches:
@@ -225,6 +227,13 @@ class _Site:
 
     def place(self, *path: str | int) -> Place:
         return self.model.spec.place("blocks", self.block, self.index, *path)
+
+    def window(self) -> int | None:
+        """The entry's window, checked before anything is sized by it."""
+        window = self.attrs["window"]
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window <= 0):
+            raise SpecError(f"window must be a positive whole number, not {window!r}", self.place("window"))
+        return window
 
     def weight_sizes(self, key: str, dims: tuple[int | float | str, ...]) -> tuple[int, ...]:
         return tuple(self.model.dim(d, self.weight_place(key, i)) for i, d in enumerate(dims))

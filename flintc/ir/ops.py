@@ -193,6 +193,9 @@ def _kv_write(types: Types, attrs: Attrs) -> Types:
     return (cache,)
 
 
+_ATTENTION_INPUTS = ("q", "cache", "positions", "seqs", "block_table")
+
+
 def _attention_inputs(types: Types) -> tuple[TensorType, TensorType]:
     q, cache = types[0], types[1]
     _rank(q, 3, "q")
@@ -204,6 +207,10 @@ def _attention_inputs(types: Types) -> tuple[TensorType, TensorType]:
         f"{q.shape[1]} query heads are not a multiple of {kv} key heads",
     )
     _need(q.shape[2] == cache.shape[4], f"q is {q}, cache is {cache}: head sizes differ")
+    _dtype(cache, ("bf16",), "cache")
+    for t, port, rank in zip(types[2:5], _ATTENTION_INPUTS[2:], (1, 1, 2), strict=True):
+        _dtype(t, ("i32",), port)
+        _rank(t, rank, port)
     return q, cache
 
 
@@ -313,8 +320,6 @@ def _sum(types: Types, attrs: Attrs) -> Types:
     _need(a == b, f"a is {a}, b is {b}: they must agree")
     return (a,)
 
-
-_ATTENTION_INPUTS = ("q", "cache", "positions", "seqs", "block_table")
 
 OPS: dict[str, OpDef] = {
     d.kind: d
@@ -465,4 +470,19 @@ def infer(kind: str, types: Types, attrs: Attrs) -> Types:
         len(required) <= len(types) <= len(definition.inputs),
         f"{kind} takes {', '.join(definition.inputs)}; {len(types)} inputs are given",
     )
-    return definition.infer(types, attrs)
+    for t, port in zip(types, definition.inputs, strict=False):
+        _need(len(t.shape) > 0 and 0 not in t.shape, f"{port.removesuffix('?')} is {t}: it holds nothing")
+    return definition.infer(types, _complete(definition, attrs))
+
+
+def _complete(definition: OpDef, attrs: Attrs) -> Attrs:
+    """``attrs`` with the defaults of what they leave out."""
+    for name in attrs:
+        _need(name in definition.attrs, f"{definition.kind} has no attribute {name!r}")
+    result: dict[str, Attr] = {}
+    for name, default in definition.attrs.items():
+        value = attrs.get(name, default)
+        if isinstance(value, EllipsisType):
+            raise OpTypeError(f"{definition.kind} needs the attribute {name!r}")
+        result[name] = value
+    return result

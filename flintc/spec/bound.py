@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from flintc.errors import Place, SpecError
 from flintc.spec.expr import ExprError, Number, evaluate, names_in
@@ -68,9 +67,7 @@ def bind(
     sizes = _resolve(spec, "dimensions", given_dims, {})
     dims = {name: _whole(name, value, _place(spec, "dimensions", name)) for name, value in sizes.items()}
     numbers = {n: float(v) for n, v in _resolve(spec, "numbers", given_numbers, dims).items()}
-    return BoundModel(
-        spec, MappingProxyType(dims), MappingProxyType(numbers), MappingProxyType(dict(layer_sets)), ignored
-    )
+    return BoundModel(spec, dims, numbers, dict(layer_sets), ignored)
 
 
 def _resolve(spec: Spec, section: str, given: Mapping[str, Number], outer: Mapping[str, Number]) -> dict[str, Number]:

@@ -119,7 +119,12 @@ class Match(Entry):
 
 def _shorthand(value: Any) -> Any:
     """A bare number or expression in place of a mapping."""
-    return {"value": value} if isinstance(value, int | float | str) and not isinstance(value, bool) else value
+    if isinstance(value, Quantity | dict):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        message = "expected a number, an expression or a mapping, not {what}"
+        raise PydanticCustomError("quantity", message, _what(value))
+    return {"value": value}
 
 
 class Quantity(Entry):

@@ -53,9 +53,9 @@ CASES = {
     "truth for a number": (
         "  head: {value: 16, config: head}",
         "  head: @true",
-        "expected a mapping, not true or false",
+        "an expression or a mapping, not true or false",
     ),
-    "null dimension": ("  head: {value: 16, config: head}", "  head: @null", "expected a mapping, not nothing"),
+    "null dimension": ("  head: {value: 16, config: head}", "  head: @null", "an expression or a mapping, not nothing"),
     "other numerics": ("kv_page: 4", "kv_page: 4\n  activations: @bf61", "'bf61' is not 'bf16' (did you mean 'bf16'?)"),
     "neither value nor default": (
         "  head: {value: 16, config: head}",
@@ -175,8 +175,8 @@ CASES = {
     ),
     "negative window of an op": (
         "[queries + keys, keys], window: reach}",
-        "[queries + keys, keys], window: -reach}",
-        "window must be positive, not -10",
+        "[queries + keys, keys], window: @-reach}",
+        "window must be a positive whole number, not -10",
     ),
     "eps of zero": ("tiny: 1e-5", "tiny: 0", "eps must be a positive number, not 0"),
     "cache before it is written": (

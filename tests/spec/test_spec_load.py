@@ -8,7 +8,8 @@ import yaml
 
 import flintc.spec.load
 from flintc.errors import CheckpointError, SpecError, UsageError
-from flintc.spec import bind_defaults, load_spec, shipped_specs, spec_for, spec_json_schema
+from flintc.passes.pipeline import PASSES
+from flintc.spec import KNOWN_PASSES, bind_defaults, load_spec, shipped_specs, spec_for, spec_json_schema
 
 SPECS = Path(__file__).parents[2] / "specs"
 OTHER = Path(__file__).parents[1] / "data" / "other.yaml"
@@ -129,6 +130,10 @@ def test_a_long_chain_of_extends_ends(tmp_path):
         write(tmp_path, f"s{i}.yaml", f"extends: s{i + 1}.yaml\n")
     with pytest.raises(SpecError, match="a chain of more than 8 specs"):
         load_spec(tmp_path / "s0.yaml")
+
+
+def test_the_passes_that_a_spec_may_name_are_those_that_there_are():
+    assert tuple(PASSES) == KNOWN_PASSES
 
 
 def test_a_spec_is_frozen():
