@@ -5,12 +5,13 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import triton
 import triton.experimental.gluon  # Triton imports it at its first launch, when the library below is swapped
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, interpreter_builder
 from triton.runtime.jit import JITFunction
 
 from flintc.ir.plan import Kernel
@@ -33,9 +34,12 @@ def load_interpreted(kernel: Kernel) -> Callable[[Grid, Sequence[Any]], None]:
         exec(compile(kernel.source, file, "exec"), namespace)
     namespace["INTERPRET"] = tl.constexpr(True)
     entry = namespace[kernel.name]
+    # An interpreted function patches the whole language anew at each call; the entry's patch serves its helpers too.
+    helpers = {n: f for n, f in namespace.items() if isinstance(f, InterpretedFunction) and f is not entry}
+    namespace.update((name, helper.rewrite()) for name, helper in helpers.items())
 
     def call(grid: Grid, args: Sequence[Any]) -> None:
-        with _interpreted_standard_library():
+        with _interpreted_standard_library(), _unchecked_integers():
             entry[grid](*args, **kernel.constants)
 
     return call
@@ -55,3 +59,14 @@ def _interpreted_standard_library() -> Iterator[None]:
     finally:
         for module, name, member in swapped:
             setattr(module, name, member)
+
+
+@contextmanager
+def _unchecked_integers() -> Iterator[None]:
+    """The interpreter computes every integer sum and product twice, for an overflow check that it then leaves out."""
+    options = interpreter_builder.options
+    interpreter_builder.options = replace(options, sanitize_overflow=False)
+    try:
+        yield
+    finally:
+        interpreter_builder.options = options
