@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from flintc.codegen.effects import effects_of
 from flintc.codegen.families import SELECTORS
 from flintc.codegen.render import render
 from flintc.codegen.selection import Selection
@@ -55,9 +56,11 @@ class _Kernels:
             while name in self.by_name:
                 name, n = f"{selection.name}_{n}", n + 1
             self.by_key[key] = name
+            source = render(graph, launch, selection, name)
             self.by_name[name] = Kernel(
-                name, render(graph, launch, selection, name), selection.params, dict(selection.constants),
+                name, source, selection.params, dict(selection.constants),
                 selection.num_warps, selection.num_stages, launch.dependent is not None, selection.max_registers,
+                effects_of(source, name, selection.params, selection.constants),
             )  # fmt: skip
         return self.by_key[key]
 
