@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from flintc.errors import UsageError
 from flintc.ir.cost import evaluations
 from flintc.ir.crossings import ports_reading
-from flintc.ir.graph import Attr, Crossing, Graph, Launch, Op
+from flintc.ir.graph import Attr, Graph, Launch, Op
 from flintc.ir.ops import OPS
 
 #: Complaints by the op or launch they concern; None for the graph as a whole.
@@ -83,19 +83,22 @@ def title(graph: Graph) -> str:
 
 
 def launch_lines(graph: Graph, launch: Launch, layer: int | None, notes: Notes | None = None) -> Iterator[str]:
-    """One launch: its role and chaining, then its ops. Names lose the prefix of ``layer``."""
-    notes = notes or {}
+    """One launch: its role and chaining, then its ops. Names lose the prefix of ``layer``.
+
+    With ``notes`` the graph may be broken, and nothing is derived from it.
+    """
     name = _short(launch.name, layer)
     role = "" if name == launch.role else f"  [{launch.role}]"
-    yield f"  {name}{role}{_tile(launch)}{_chained(graph, launch, layer)}"
-    yield from (f"  ^ {note}" for note in notes.get(launch.name, []) if launch.name not in launch.ops)
-    crossings = {c.value: c for c in launch.crossings}
-    for o in launch.ops:
-        if o in graph.ops:
-            bar = "│" if len(launch.ops) > 1 else " "
-            yield from _op_lines(graph, graph.ops[o], layer, bar)
-            yield from (f"   {bar}     ~ {line}" for line in _crossing_lines(graph, launch, o, crossings, layer))
-            yield from (f"   {bar}     ^ {note}" for note in notes.get(o, []))
+    yield f"  {name}{role}{_tile(launch)}{_chained(launch, layer)}"
+    known = [o for o in launch.ops if o in graph.ops]
+    if launch.name not in known:
+        yield from (f"  ^ {note}" for note in (notes or {}).get(launch.name, []))
+    bar = "│" if len(launch.ops) > 1 else " "
+    for o in known:
+        yield from _op_lines(graph, graph.ops[o], layer, bar)
+        crossings = _crossing_lines(graph, launch, graph.ops[o], layer, derive=notes is None)
+        yield from (f"   {bar}     ~ {line}" for line in crossings)
+        yield from (f"   {bar}     ^ {note}" for note in (notes or {}).get(o, []))
 
 
 def _layer_block(graph: Graph, layer: int, layers: list[int]) -> Iterator[str]:
@@ -127,9 +130,9 @@ def _given(graph: Graph) -> Iterator[str]:
         values = [f"{v.name} {v.type}" for v in graph.values.values() if v.kind == kind]
         if values:
             yield f"  {heading}  {', '.join(values)}"
-    made = [v for v in graph.outputs if v in graph.values and graph.values[v].kind != "cache"]
-    if made:
-        yield f"  makes   {', '.join(f'{v} {graph.values[v].type}' for v in made)}, and the next version of every cache"
+    made = [f"{v} {_type(graph, v)}" for v in graph.outputs if not _is_cache(graph, v)]
+    caches = ["the next version of every cache"] if len(made) < len(graph.outputs) else []
+    yield f"  makes   {', '.join([*made, *caches])}"
 
 
 def _op_lines(graph: Graph, op: Op, layer: int | None, bar: str) -> Iterator[str]:
@@ -165,24 +168,25 @@ def _attribute(value: Attr) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _crossing_lines(
-    graph: Graph, launch: Launch, op: str, crossings: Mapping[str, Crossing], layer: int | None
-) -> Iterator[str]:
-    """How the outputs of ``op`` that stay inside cross, and whether they are written besides; like ones together."""
-    written = graph.writes(launch)
+def _crossing_lines(graph: Graph, launch: Launch, op: Op, layer: int | None, derive: bool) -> Iterator[str]:
+    """How the outputs of ``op`` that stay inside cross, like ones together.
+
+    ``derive``: also how often they are evaluated, and whether they are written besides.
+    """
     alike: dict[str, list[str]] = {}
-    for v in graph.ops[op].outputs:
-        if v in crossings:
-            crossing = crossings[v]
+    for crossing in launch.crossings:
+        if crossing.value in op.outputs:
             how = f"{crossing.kind} by {crossing.group}" if crossing.group else crossing.kind
-            if crossing.kind == "recompute":
-                how += f" x{evaluations(graph, launch, op)}"
-            alike.setdefault(how + (", and written" if v in written else ""), []).append(_short(v, layer))
+            if derive and crossing.kind == "recompute":
+                how += f" x{evaluations(graph, launch, op.name)}"
+            if derive and crossing.value in graph.writes(launch):
+                how += ", and written"
+            alike.setdefault(how, []).append(_short(crossing.value, layer))
     for how, values in alike.items():
         yield f"{', '.join(values)}: {how}"
 
 
-def _chained(graph: Graph, launch: Launch, layer: int | None) -> str:
+def _chained(launch: Launch, layer: int | None) -> str:
     if launch.dependent is None:
         return ""
     names = [_short(v, layer) for v in launch.dependent.prefetch]
@@ -196,6 +200,10 @@ def _tile(launch: Launch) -> str:
 
 def _type(graph: Graph, value: str) -> str:
     return str(graph.values[value].type) if value in graph.values else "?"
+
+
+def _is_cache(graph: Graph, value: str) -> bool:
+    return value in graph.values and graph.values[value].kind == "cache"
 
 
 def _short(name: str, layer: int | None) -> str:

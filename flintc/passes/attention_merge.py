@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from flintc.passes.base import FusionPass
 from flintc.passes.pattern import given, op
-from flintc.passes.rule import Rule, Rules, dtype, last_arriver, same_attrs
+from flintc.passes.rule import Rule, Rules, last_arriver, same_attrs
 
 positions, seqs = given("positions"), given("seqs")
 
@@ -24,7 +24,7 @@ PARTIAL_MERGE = Rule(
     role="attention",
     ops=(partial, merge),
     crosses=tuple(last_arriver(partial[port], by="row-head") for port in ("o", "m", "l")),
-    guards=(dtype(partial["cache"], "bf16"), same_attrs(partial, merge, "chunk", "window")),
+    guards=(same_attrs(partial, merge, "chunk", "window"),),
 )
 
 

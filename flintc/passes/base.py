@@ -16,11 +16,13 @@ from flintc.passes.rule import RuleCount, Rules, search
 class Pass(ABC):
     """One step of the pipeline: a graph in, the same ops under a coarser or better-scheduled partition out.
 
-    Subclasses set ``name``, and ``requires``: passes that must have run before.
+    Subclasses set ``name``; ``requires``, passes that must have run before; and ``last`` where the pass says something
+    of each launch that would be lost if launches were joined after it.
     """
 
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
+    last: ClassVar[bool] = False
 
     @property
     def doc(self) -> str:

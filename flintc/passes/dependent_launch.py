@@ -24,6 +24,7 @@ class DependentLaunch(Pass):
     """
 
     name: ClassVar[str] = "dependent-launch"
+    last: ClassVar[bool] = True
 
     #: Where launches after the first let their successor start.
     trigger: Literal["early", "late"] = "early"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from flintc.errors import PassError
+from flintc.errors import PassError, VerificationError
 from flintc.ir.graph import Graph
 from flintc.ir.printer import to_text
 from flintc.ir.verify import verify
@@ -74,9 +74,10 @@ def run_pipeline(
 ) -> PipelineRun:
     """Run the passes ``names`` (or passes themselves, with other options) over ``graph``, but for those ``disabled``.
 
-    The graph is verified before the first pass and after each. ``stop_after`` names the last pass to run, or
-    ``baseline``. ``print_after`` is called with each step and its text. PassError: an unknown name, a pass named
-    twice, or one that needs a pass which does not run before it.
+    The graph is verified before the first pass and after each, and no pass may change an op. ``stop_after`` names the
+    last pass to run, or ``baseline``. ``print_after`` is called with each step and its text. PassError: an unknown
+    name, a pass named twice, one that needs a pass which does not run before it, or one that must be the last and is
+    not. VerificationError: a pass broke the graph.
     """
     passes = _chosen(names, disabled, stop_after)
     verify(graph)
@@ -84,7 +85,9 @@ def run_pipeline(
     _show(steps[0], print_after)
     for number, p in enumerate(passes, start=1):
         start = time.perf_counter()
+        before = graph
         graph, counts = p.apply(graph)
+        _need_untouched(p, before, graph)
         verify(graph)
         steps.append(Step(number, p.name, graph, counts, time.perf_counter() - start))
         _show(steps[-1], print_after)
@@ -119,7 +122,19 @@ def _chosen(names: Sequence[str | Pass], disabled: Collection[str], stop_after: 
     running = [p for p in pipeline if p.name not in disabled]
     for i, p in enumerate(running):
         _need_required(p, {q.name for q in running[:i]})
+        if p.last and i + 1 < len(running):
+            raise PassError(f"pass {p.name!r} must be the last, but {running[i + 1].name!r} follows it")
     return running
+
+
+def _need_untouched(p: Pass, before: Graph, after: Graph) -> None:
+    """VerificationError where a pass changed what is computed, not only what shares a launch."""
+    for old, new, what in ((before.ops, after.ops, "op"), (before.values, after.values, "value")):
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if changed:
+            raise VerificationError(f"pass {p.name!r} changed the {what} {changed[0]}: passes only join launches")
+    if before.outputs != after.outputs:
+        raise VerificationError(f"pass {p.name!r} changed the outputs: passes only join launches")
 
 
 def _need_running(name: str, in_pipeline: Sequence[str], disabled: Collection[str]) -> None:

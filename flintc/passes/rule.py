@@ -106,7 +106,7 @@ class Rule:
         for guard in self.guards:
             if not guard.holds(match):
                 return f"not so: {guard.says}"
-        return self._outside_reader(match) or self._shared_launch(match)
+        return self._outside_reader(match) or self._unstated_edge(match) or self._shared_launch(match)
 
     def _outside_reader(self, match: Match) -> str | None:
         for cross in self.crosses:
@@ -114,6 +114,21 @@ class Rule:
             readers = set(match.graph.consumers[value])
             if not cross.kept and (readers - match.names or value in match.graph.outputs):
                 return f"{cross.port} has another reader"
+        return None
+
+    def _unstated_edge(self, match: Match) -> str | None:
+        """Whether the matched ops read each other in a way that the pattern does not show, and no crossing covers."""
+        stated = {
+            (match.value(source), match.ops[node].name)
+            for node in self.ops
+            for source in node.reads.values()
+            if isinstance(source, Port)
+        }
+        for op in match.ops.values():
+            for value in op.outputs:
+                inside = match.names & set(match.graph.consumers[value])
+                if any((value, reader) not in stated for reader in inside):
+                    return "its ops read each other in another way besides"
         return None
 
     @staticmethod
