@@ -189,7 +189,8 @@ def _finished_heads(graph: Graph, launch: Launch, sig: Signature, constants: Con
     for rope in ropes:
         sig.value("rope_table", rope.inputs[3])
     sig.value("q", ropes[0].outputs[0] if ropes else q_norm.outputs[0])
-    for name, value in zip(("cache", "positions", "seqs", "block_table"), write.inputs[2:], strict=True):
+    sig.value("cache", write.outputs[0])
+    for name, value in zip(("positions", "seqs", "block_table"), write.inputs[3:], strict=True):
         sig.value(name, value)
     (q_first, q_heads), (k_first, kv_heads), (v_first, _) = (
         _span(q_norm, "heads"), _span(k_norm, "heads"), _span(write, "v_heads"),
