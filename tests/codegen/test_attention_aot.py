@@ -1,0 +1,54 @@
+"""Attention kernels of Flint's size as machine code: registers, load widths, waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from kv_cases import Sizes
+
+from flintc.codegen.aot import compile_kernels
+from flintc.codegen.planner import plan
+from flintc.codegen.sass import disassemble
+from flintc.ir.graph import Dependent
+from flintc.ir.plan import CompiledKernel
+
+FLINT = Sizes(heads=32, kv_heads=4, head=128, page=64, chunk=512)
+
+
+@pytest.fixture(scope="module", params=[None, 513], ids=["full", "window"])
+def compiled(request: pytest.FixtureRequest) -> list[CompiledKernel]:
+    """The dependent launch of the fused kernel, for both targets."""
+    graph = replace(FLINT, window=request.param).graph("attention")
+    launches = tuple(replace(x, dependent=Dependent(("cache", "sinks"))) for x in graph.launches)
+    kernels = plan(graph.with_launches(launches)).kernels.values()
+    return list(compile_kernels(kernels, ["sm_90", "sm_100"]).values())
+
+
+def test_nothing_spills_and_two_programs_fit_a_multiprocessor(compiled: list[CompiledKernel]) -> None:
+    for kernel in compiled:
+        assert kernel.spills == 0
+        assert kernel.registers * 128 * 2 <= 65536
+        assert kernel.shared_bytes * 2 <= 227 * 1024
+
+
+def test_keys_and_values_come_as_asynchronous_16_byte_copies(compiled: list[CompiledKernel]) -> None:
+    """Two tiles of keys and of values, 16 KiB each, ahead of the loop; one more inside it."""
+    for kernel in compiled:
+        copies = [line for line in kernel.ptx.splitlines() if ".shared.global" in line]
+        assert len(copies) == 3 * 2 * (64 * 128 * 2) // (128 * 16)
+        assert all("cp.async.cg" in line and "0x10" in line for line in copies)
+        # While a tile is in use, the next one's keys and values stay on their way.
+        assert "cp.async.wait_group \t2" in kernel.ptx
+
+
+def test_one_trigger_then_one_wait_and_only_a_hint_at_the_cache_above_it(compiled: list[CompiledKernel]) -> None:
+    for kernel in compiled:
+        sass = disassemble(kernel.cubin)
+        assert (sass.triggers, sass.waits) == (1, 1)
+        before = [opcode.partition(".")[0] for opcode in sass.before_wait]
+        # Position, sequence, pages: nothing of the cache itself.
+        assert before.count("LDG") <= 3
+        assert "LDGSTS" not in before
+        assert "STG" not in before
+        assert before.count("CCTL") == 2

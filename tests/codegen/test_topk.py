@@ -1,0 +1,90 @@
+"""The choice of experts in the interpreter against the reference, and where sorting is easily got wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launches import Maker, interpret
+from torch import Tensor
+
+from flintc.reference import run_launch
+
+
+def choose(logits: Tensor, k: int, score: str = "sigmoid", renormalize: bool = True) -> tuple[Tensor, Tensor]:
+    """Kernel's ids and weights, ids equal to the reference's and weights within a few FP32 steps of it."""
+    batch, experts = logits.shape
+    m = Maker()
+    m.op("topk", (m.given("logits", "f32", "B", experts),), ("ids", "w"), k=k, score=score, renormalize=renormalize)
+    graph = m.graph("ids", "w")
+    made = interpret(graph, {"logits": logits}, B=batch)
+    want = run_launch(graph, graph.launches[0], {"logits": logits})
+    assert torch.equal(made["ids"], want["ids"])
+    # The order of a sum of k (softmax: all) FP32 terms, an exponential and two divisions.
+    torch.testing.assert_close(made["w"], want["w"], rtol=(8 + k + experts) * 2.0**-24, atol=0)
+    return made["ids"], made["w"]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize(("experts", "k"), [(8, 3), (256, 6), (100, 5), (1, 1), (6, 6)])
+@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_random_logits(experts: int, k: int, batch: int, score: str, renormalize: bool) -> None:
+    logits = torch.randn(batch, experts, generator=torch.Generator().manual_seed(experts)) * 4
+    choose(logits, k, score, renormalize)
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    logits = torch.zeros(1, 256)
+    logits[0, 200:] = 1.0
+    assert choose(logits, 6)[0].tolist() == [[200, 201, 202, 203, 204, 205]]
+
+
+def test_negative_zero_equals_zero() -> None:
+    logits = torch.full((1, 8), -1.0)
+    logits[0, 2], logits[0, 5] = -0.0, 0.0
+    assert choose(logits, 2)[0].tolist() == [[2, 5]]
+
+
+def test_order_is_of_the_logits_where_the_sigmoid_saturates() -> None:
+    """Above 17 every sigmoid is 1.0; the larger logit is still the better."""
+    logits = torch.tensor([[18.0, 30.0, 25.0, 90.0]])
+    ids, weights = choose(logits, 3)
+    assert ids.tolist() == [[3, 1, 2]]
+    torch.testing.assert_close(weights, torch.full((1, 3), 1 / 3))
+
+
+def test_all_negative_logits_and_no_expert_past_the_last() -> None:
+    """100 experts are padded to 128: padding must not win over very negative logits."""
+    logits = torch.full((1, 100), -3e38)
+    logits[0, 99] = -torch.inf
+    assert choose(logits, 3)[0].tolist() == [[0, 1, 2]]
+
+
+def test_weights_when_every_sigmoid_is_almost_nothing() -> None:
+    """Without the 1e-20 of the denominator these would be 0 / 0."""
+    _, weights = choose(torch.full((1, 8), -100.0), 3)
+    assert bool((weights < 1e-20).all())
+
+
+def test_neighbouring_floats_are_told_apart() -> None:
+    one = torch.tensor(1.0)
+    logits = torch.stack([one, torch.nextafter(one, one * 2), torch.nextafter(one, one * 0)])[None]
+    assert choose(logits, 3)[0].tolist() == [[1, 0, 2]]
+
+
+def test_ids_stay_in_range_whatever_the_logits() -> None:
+    """A NaN from a broken model must not make a kernel read past the experts."""
+    m = Maker()
+    m.op("topk", (m.given("logits", "f32", "B", 100),), ("ids", "w"), k=6)
+    logits = torch.full((2, 100), torch.nan)
+    logits[1] = -logits[1]
+    ids = interpret(m.graph("ids", "w"), {"logits": logits}, B=2)["ids"]
+    assert bool(((ids >= 0) & (ids < 100)).all())
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    logits = torch.randn(8, 256, generator=torch.Generator().manual_seed(3))
+    ids, weights = choose(logits, 6)
+    alone_ids, alone_weights = choose(logits[5:6], 6)
+    assert torch.equal(ids[5:6], alone_ids)
+    assert torch.equal(weights[5:6], alone_weights)
