@@ -50,13 +50,18 @@ class Flint:
 
     same_scales: q, k, v and gate, up share a tensor scale, as published; else each has its own.
     drop_scales: leave out every ``.scale``, so that weights are what the blocks say.
-    bf16_router: store routers in BF16 rather than F32.
+    bf16_router: store routers in BF16 rather than F32. config: in place of a random one.
     """
 
     def __init__(
-        self, seed: int, same_scales: bool = False, drop_scales: bool = False, bf16_router: bool = False
+        self,
+        seed: int,
+        same_scales: bool = False,
+        drop_scales: bool = False,
+        bf16_router: bool = False,
+        config: FlintConfig | None = None,
     ) -> None:
-        self.config = random_config(seed)
+        self.config = config or random_config(seed)
         self.metadata = _metadata(self.config)
         self.random = np.random.default_rng(seed)
         self.same_scales, self.drop_scales, self.bf16_router = same_scales, drop_scales, bf16_router

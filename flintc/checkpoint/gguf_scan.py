@@ -27,8 +27,8 @@ MAX_HEADER = 64 << 20
 MAX_VALUES = 1 << 22
 MAX_ENTRIES = 1 << 16
 MAX_TENSORS = 1 << 18
-#: Bytes of a key or a tensor name.
-MAX_NAME = 1 << 16
+#: Bytes of a key or a tensor name; ggml allows 64 for the latter.
+MAX_NAME = 256
 MAX_ALIGNMENT = 1 << 20
 MAX_DIMS = 4
 
@@ -212,7 +212,7 @@ class _Scan:
         self._values_left -= count
         return count
 
-    def _text(self, what: str, longest: int = MAX_HEADER) -> str:
+    def _text(self, what: str, longest: int) -> str:
         at = self._at
         length = self._u64(f"the length of {what}")
         if length > longest:
@@ -222,6 +222,14 @@ class _Scan:
             return self._data[start : start + length].decode()
         except UnicodeDecodeError as error:
             raise self._fail(f"{what} is not UTF-8", start) from error
+
+    def _name(self, what: str) -> str:
+        """A key or tensor name: not empty, and fit to be shown in a message."""
+        at = self._at
+        name = self._text(what, MAX_NAME)
+        if not name or not name.isprintable():
+            raise self._fail(f"{what} is {'not printable' if name else 'empty'}", at)
+        return name
 
     def _version(self) -> None:
         version = self._u32("the version")
@@ -234,12 +242,12 @@ class _Scan:
 
     def _entry(self) -> None:
         at = self._at
-        key = self._text("a metadata key", MAX_NAME)
-        if not key or key in self.metadata:
-            raise self._fail(f"metadata key {key!r} appears twice" if key else "a metadata key is empty", at)
+        key = self._name("a metadata key")
+        if key in self.metadata:
+            raise self._fail(f"metadata key {key!r} appears twice", at)
         kind = self._u32(f"the type of {key!r}")
         if kind == _STRING:
-            self.metadata[key] = self._text(repr(key))
+            self.metadata[key] = self._text(repr(key), MAX_HEADER)
         elif kind == _ARRAY:
             self.metadata[key] = self._array(key)
         else:
@@ -298,9 +306,9 @@ class _Scan:
         entries: dict[str, tuple[GgmlType, tuple[int, ...], int]] = {}
         for _ in range(count):
             at = self._at
-            name = self._text("a tensor name", MAX_NAME)
-            if not name or name in entries:
-                raise self._fail(f"tensor {name!r} appears twice" if name else "a tensor name is empty", at)
+            name = self._name("a tensor name")
+            if name in entries:
+                raise self._fail(f"tensor {name!r} appears twice", at)
             shape = self._shape(name)
             kind = self._ggml_type(name)
             if shape[-1] % kind.values:
