@@ -1,0 +1,54 @@
+"""The checker: a plan either keeps every rule, or is refused naming launch, value, memory and rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from flintc.errors import VerificationError
+from flintc.ir.plan import Plan
+from flintc.safety.access import BoundLaunch, places
+from flintc.safety.hazard import Hazard
+from flintc.safety.launches import attribute, binding, counters, inside, padding, presence, waits
+from flintc.safety.memory import capacity, content, rings
+from flintc.safety.races import races
+
+#: Hazards told in one message.
+_TOLD = 3
+
+Rule = Callable[[Plan, tuple[BoundLaunch, ...]], Iterator[Hazard]]
+
+#: Rules that hold of the plan as a whole.
+_WHOLE: tuple[Rule, ...] = (races, content, capacity, rings)
+#: Rules that hold of each launch by itself.
+_EACH = (attribute, waits, binding, inside, counters, padding)
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise :class:`VerificationError` unless the launches of ``plan`` are proved free of races.
+
+    The proof assumes no more than the order of launches, the waits that their kernels execute, and the effects that
+    each kernel states (``Kernel.paths``); the caller may still be writing the step's inputs when the first launch
+    starts.
+    """
+    found = find_hazards(plan)
+    if found:
+        count = "a hazard" if len(found) == 1 else f"{len(found)} hazards"
+        told = "; ".join(str(h) for h in found[:_TOLD])
+        more = "; ..." if len(found) > _TOLD else ""
+        raise VerificationError(f"the plan of {plan.graph.name} has {count}: {told}{more}")
+
+
+def find_hazards(plan: Plan) -> list[Hazard]:
+    """Every broken rule. Rules about memory are asked only where launches and arguments make sense."""
+    found = list(presence(plan))
+    if found:
+        return found
+    by_name = {launch.name: launch for launch in plan.graph.launches}
+    where = places(plan)
+    bound = tuple(BoundLaunch(p, plan.kernels[p.kernel], by_name[p.name], where) for p in plan.launches)
+    for launch in bound:
+        for rule in _EACH:
+            found.extend(rule(plan, launch))
+    for whole in _WHOLE:
+        found.extend(whole(plan, bound))
+    return found
