@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+import networkx as nx
+
+from flintc.ir.crossings import SPREADS
 from flintc.ir.graph import Crossing, Graph, Launch, Op
 from flintc.ir.ops import OPS
 from flintc.ir.types import SYMBOLS, Dim, resolve
@@ -32,8 +35,8 @@ _FLOPS_PER_ELEMENT = {"add": 1, "norm": 5, "head_norm": 5, "rope": 3, "topk": 4,
 class Cost:
     """Cost of one launch, or the sum of several.
 
-    programs: size of the grid. bytes_read, bytes_written: through device memory. flops: arithmetic the graph asks
-    for; executed: the same with recomputed ops as often as they are evaluated.
+    programs: of the grid, as far as the graph decides. bytes_read, bytes_written: through device memory. flops:
+    arithmetic the graph asks for; executed: the same with recomputed ops as often as they are evaluated.
     """
 
     programs: int = 0
@@ -95,8 +98,29 @@ def launch_cost(graph: Graph, launch: Launch, env: Env) -> Cost:
 
 
 def programs(graph: Graph, launch: Launch, env: Env) -> int:
-    """Programs of the grid: those of the op of ``launch`` that needs most."""
-    return max(_op_programs(graph, graph.ops[o], launch.tile or DEFAULT_TILE, env) for o in launch.ops)
+    """Programs that the launch needs by its tiles; a kernel may take more to split its rows or its batch further.
+
+    Matrix products whose results meet inside the launch share programs, others have their own. The ops around them
+    run in the same programs.
+    """
+    if len(launch.ops) == 1:
+        return _op_programs(graph, graph.ops[launch.ops[0]], launch.tile or DEFAULT_TILE, env)
+    links: nx.Graph[str] = nx.Graph()
+    links.add_nodes_from(launch.ops)
+    links.add_edges_from(pair for pair in graph.op_graph.subgraph(launch.ops).edges)
+    total = 0
+    for part in nx.connected_components(links):
+        combined = any(graph.ops[o].kind == "combine" for o in part)
+        anchors = [o for o in part if graph.ops[o].kind in SPREADS] or list(part)
+        counts = [_op_programs(graph, graph.ops[o], launch.tile or DEFAULT_TILE, env) for o in anchors]
+        ranks = [_ranks(graph.ops[o], graph, env) if combined else 1 for o in anchors]
+        total += max(n // r for n, r in zip(counts, ranks, strict=True))
+    return total
+
+
+def _ranks(op: Op, graph: Graph, env: Env) -> int:
+    """Experts of a row that one program adds up where the products are combined in it."""
+    return resolve(graph.values[op.outputs[0]].type.shape[1], env) if op.kind == "expert_linear" else 1
 
 
 def evaluations(graph: Graph, launch: Launch, op: str) -> int:

@@ -145,6 +145,24 @@ def test_only_recompute_is_redundant(spec):
             assert (launch_cost(graph, launch, env).redundancy > 1) == recomputes
 
 
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        ("add_norm", 2),
+        ("qkv", 5120 // 16),
+        ("attention", 2 * KV * 8),
+        ("route", 256 // 4),
+        ("expert_gate_up", 2 * 6 * (1024 // 16) + 2048 // 16),
+        ("expert_down", 2 * (2048 // 16)),
+    ],
+)
+def test_programs_of_two_rows(role, expected):
+    """Experts of gate/up and the shared one beside them have programs of their own; those of down are added up."""
+    graph = step()
+    (launch,) = (x for x in graph.layer_launches(5) if x.role == role)
+    assert programs(graph, launch, decode_env(graph, 8 * 512, 2)) == expected
+
+
 @pytest.mark.parametrize("role", ["qkv", "linear", "route", "expert_gate_up", "expert_down"])
 def test_no_full_size_gemv_has_fewer_than_64_programs(role):
     graph = step()
