@@ -1,8 +1,11 @@
 """Wrong specs: each mistake is told at its line and column, with the nearest right word where there is one."""
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from flintc.errors import SpecError
 from flintc.ir.build import build
@@ -259,3 +262,28 @@ def test_the_known_passes_are_the_callers_to_say(tmp_path):
     assert load_spec(path, known_passes=("a", "b", "c")).pipeline == ("b", "c")
     with pytest.raises(SpecError, match="comes after 'b'"):
         load_spec(path, known_passes=("c", "b"))
+
+
+_WORDS = sorted({word for word in re.split(r"[^\w.-]+", GOOD) if word})
+_PIECE = st.one_of(
+    st.sampled_from(
+        [*_WORDS, "{", "}", "[", "]", ":", ",", "\n", "  ", "&a", "*a", "- ", "null", "-1", "0", "1e9", "''"]
+    ),
+    st.text(max_size=3),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_is_a_spec_error_or_another_spec(data, tmp_path):
+    """One to three edits anywhere in a good spec: it still is one, or the mistake is told in one line."""
+    text = GOOD
+    for _ in range(data.draw(st.integers(1, 3))):
+        word = data.draw(st.sampled_from([m.span() for m in re.finditer(r"[\w.-]+|[^\w\s]|\n", text)]))
+        text = text[: word[0]] + data.draw(_PIECE) + text[word[1] :]
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(text.encode("utf-8", "replace"))
+    try:
+        build(bind_defaults(load_spec(path)), "nvfp4")
+    except SpecError as error:
+        assert "\n" not in str(error) and re.match(r".*bad\.yaml:\d+:\d+: .", str(error))
