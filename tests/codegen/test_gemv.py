@@ -71,8 +71,8 @@ def test_linear_at_full_width() -> None:
         assert_close(interpret(graph, given, B=3)["y"], reference(graph, given)["y"])
 
 
-def test_head_at_full_width() -> None:
-    graph = chained(linear(150_144, 2048, "f32"), 64)
+def test_head_of_full_width_and_a_ragged_tile() -> None:
+    graph = chained(linear(2600, 2048, "f32"), 64)
     given = Data(1, exact=True).inputs(graph)
     assert torch.equal(interpret(graph, given, B=1)["y"], reference(graph, given)["y"])
 

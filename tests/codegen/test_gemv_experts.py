@@ -1,0 +1,133 @@
+"""The kernels of the routed and shared experts, and of the router, in the interpreter against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gemv_cases import Data, Inputs, interpret, reference, rows_of
+from gemv_graphs import Sizes, chained, expert_down, expert_gate_up, expert_linear, route, router
+from tolerance import assert_close
+from torch import Tensor
+
+from flintc.ir.graph import Graph
+
+#: Ragged in every dimension, two tiles of K for every product.
+RAGGED = Sizes(hidden=84, experts=8, chosen=3, expert_width=44, shared_width=100)
+#: As many experts as leave no column for the shared one.
+MANY = replace(RAGGED, experts=12, chosen=8)
+FULL = Sizes(experts=8)
+
+
+def inputs(sizes: Sizes, graph: Graph, batch: int, exact: bool = True, seed: int = 0) -> Inputs:
+    """Distinct experts for each row where the graph does not choose them itself."""
+    data = Data(batch, seed, exact)
+    given = {"ids": data.chosen(sizes.experts, sizes.chosen)} if "ids" not in graph.producers else {}
+    if "mix" in graph.values and "mix" not in graph.producers:
+        given["mix"] = data.mix(sizes.chosen)
+    return data.inputs(graph, **given)
+
+
+def both(graph: Graph, given: Inputs, batch: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return interpret(graph, given, B=batch), reference(graph, given)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared-row", "own-rows"])
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_expert_linear_of_exact_values_is_exact(own: bool, out: str, batch: int) -> None:
+    graph = expert_linear(RAGGED, own, out)
+    got, expected = both(graph, inputs(RAGGED, graph, batch), batch)
+    assert torch.equal(got["y"], expected["y"])
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_expert_gate_up(shared: bool, batch: int) -> None:
+    graph = expert_gate_up(RAGGED, shared)
+    got, expected = both(graph, inputs(RAGGED, graph, batch), batch)
+    for name in graph.outputs:
+        assert_close(got[name], expected[name])
+
+
+@pytest.mark.parametrize("shared_width", [8, 44, 400])
+def test_shared_expert_of_any_width(shared_width: int) -> None:
+    """Fewer, as many and many more columns than an expert."""
+    sizes = replace(RAGGED, shared_width=shared_width)
+    graph = expert_gate_up(sizes, shared=True)
+    got, expected = both(graph, inputs(sizes, graph, 3), 3)
+    for name in graph.outputs:
+        assert_close(got[name], expected[name])
+    graph = expert_down(sizes, shared=True)
+    got, expected = both(graph, inputs(sizes, graph, 3), 3)
+    assert_close(got["total"], expected["total"])
+
+
+@pytest.mark.parametrize("sizes", [RAGGED, MANY], ids=["three", "eight"])
+@pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_expert_down(sizes: Sizes, shared: bool, batch: int) -> None:
+    graph = expert_down(sizes, shared)
+    got, expected = both(graph, inputs(sizes, graph, batch), batch)
+    (output,) = graph.outputs
+    assert_close(got[output], expected[output])
+
+
+def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
+    for graph in (expert_gate_up(RAGGED, True), expert_down(RAGGED, True), route(RAGGED, True)):
+        given = inputs(RAGGED, graph, 8, exact=False)
+        together = interpret(graph, given, B=8)
+        for row in (0, 3, 7):
+            alone = interpret(graph, rows_of(given, graph, row), B=1)
+            for name in graph.outputs:
+                assert torch.equal(alone[name][0], together[name][row])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_router(batch: int) -> None:
+    graph = router(replace(RAGGED, experts=10))
+    got, expected = both(graph, Data(batch, exact=True).inputs(graph), batch)
+    assert torch.equal(got["logits"], expected["logits"])
+
+
+@pytest.mark.parametrize("add", [False, True], ids=["norm", "add+norm"])
+@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_route(add: bool, score: str, batch: int) -> None:
+    graph = route(replace(RAGGED, experts=10), add, score)
+    got, expected = both(graph, inputs(RAGGED, graph, batch, exact=False), batch)
+    check_route(got, expected)
+    if add:
+        assert torch.equal(got["residual.1"], expected["residual.1"])
+
+
+def check_route(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Logits to the rounding of an FP32 sum; no two experts of the data are closer than that."""
+    assert_close(got["h"], expected["h"])
+    torch.testing.assert_close(got["logits"], expected["logits"], rtol=1e-5, atol=1e-5)
+    assert torch.equal(got["ids"], expected["ids"])
+    torch.testing.assert_close(got["mix"], expected["mix"], rtol=1e-5, atol=1e-6)
+
+
+def test_equal_logits_choose_the_lower_expert() -> None:
+    graph = route(RAGGED, add=False)
+    given = inputs(RAGGED, graph, 1)
+    given["w"] = torch.ones(RAGGED.experts, RAGGED.hidden)
+    got = interpret(graph, given, B=1)
+    assert got["ids"].tolist() == [[0, 1, 2]]
+    assert got["mix"].unique().numel() == 1
+
+
+def test_route_at_full_width() -> None:
+    sizes = Sizes(experts=256)
+    graph = chained(route(sizes, add=True), 4)
+    got, expected = both(graph, inputs(sizes, graph, 3, exact=False), 3)
+    check_route(got, expected)
+
+
+def test_experts_at_full_width() -> None:
+    for graph in (expert_gate_up(FULL, True), expert_down(FULL, True)):
+        got, expected = both(chained(graph, 16), inputs(FULL, graph, 1), 1)
+        for name in graph.outputs:
+            assert_close(got[name], expected[name])
