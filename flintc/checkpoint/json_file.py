@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ MAX_JSON = 100 << 20
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; CheckpointError where it is missing, too large, damaged or not an object."""
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON:
-            raise CheckpointError(f"{path}: {size} bytes is too large for a JSON file of a checkpoint")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: not a regular file")  # reading a pipe would wait for ever
+        if status.st_size > MAX_JSON:
+            raise CheckpointError(f"{path}: {status.st_size} bytes is too large for a JSON file of a checkpoint")
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

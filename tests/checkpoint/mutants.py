@@ -6,6 +6,7 @@ Mutant number i of a seed is always the same, so that any one can be made again 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import struct
@@ -170,7 +171,7 @@ def _damage_folder(folder: Path, part: str, rng: random.Random) -> None:
     elif part == "config":
         _damage_json(folder / "config.json", rng)
     elif part == "files":
-        rng.choice(FILE_CHANGES)(folder, rng.choice([*shards, folder / "config.json"]), rng)
+        rng.choice(FILE_CHANGES)(folder, rng.choice(sorted(folder.iterdir())), rng)
     else:
         _damage_shard(shard, part, rng)
 
@@ -236,6 +237,11 @@ def _folder_instead(folder: Path, file: Path, rng: random.Random) -> None:
     file.mkdir()
 
 
+def _pipe_instead(folder: Path, file: Path, rng: random.Random) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 def _link_outside(folder: Path, file: Path, rng: random.Random) -> None:
     outside = folder.parent / "outside"
     outside.write_bytes(file.read_bytes())
@@ -253,5 +259,5 @@ def _copy_over(folder: Path, file: Path, rng: random.Random) -> None:
 
 
 FILE_CHANGES: tuple[Callable[[Path, Path, random.Random], None], ...] = (
-    *(_delete, _empty, _folder_instead, _link_outside, _link_to_itself, _copy_over),
+    *(_delete, _empty, _folder_instead, _pipe_instead, _link_outside, _link_to_itself, _copy_over),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from fuzz import LONGEST, attempt, fuzz
 from mutants import Mutant, make_bases
 
+from flintc.checkpoint import open_checkpoint
 from flintc.checkpoint.safetensors import TensorReader
+from flintc.errors import CheckpointError
 
 SECONDS = 15.0
 
@@ -40,3 +43,13 @@ def test_reversed_rows_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     read = TensorReader.read
     monkeypatch.setattr(TensorReader, "read", lambda self, tensor: read(self, tensor).flip(-1))
     assert "differs" in attempt(Mutant(path, "bf16", "none"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-00001-*.safetensors"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    folder = make_bases(tmp_path)["bf16"]
+    file = next(folder.glob(name))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_checkpoint(folder)
