@@ -80,7 +80,7 @@ class GgufCheckpoint:
             shape = self.file.tensors[names[0]].shape if names else ()
             for dimension, size in zip(weight.shape, shape, strict=False):
                 quantity = spec.dimensions.get(str(dimension))
-                if quantity is not None and quantity.optional:
+                if quantity is not None and quantity.is_optional("gguf"):
                     found.update({f"{spec.match.gguf}.{key}": size for key in quantity.gguf})
         return found
 

@@ -83,6 +83,16 @@ def test_layout_round_trip(rows: int, blocks: int, seed: int) -> None:
     assert torch.equal(again[0], codes) and torch.equal(again[1], scales)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_the_gpu_repacks_to_the_same_bytes() -> None:
+    blocks = torch.from_numpy(every_code_at_every_place(SCALES))
+    on_gpu = from_ggml(blocks.cuda())
+    for ours, theirs in zip(on_gpu, from_ggml(blocks), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+    assert torch.equal(to_ggml(*on_gpu).cpu(), to_ggml(*from_ggml(blocks)))
+
+
 @pytest.mark.parametrize("group", range(4))
 def test_nan_scale_is_refused(group: int) -> None:
     blocks = torch.zeros(2, 72, dtype=torch.uint8)
