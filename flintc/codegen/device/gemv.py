@@ -122,5 +122,5 @@ def split_pairs(y):
 
 @triton.jit
 def column_of(y, column: tl.constexpr):
-    """One column of y [ROWS, COLUMNS], in FP32."""
-    return tl.sum(tl.where(tl.arange(0, y.shape[1])[None, :] == column, y.to(tl.float32), 0.0), 1)
+    """One column of y [ROWS, COLUMNS] (FP32)."""
+    return tl.sum(tl.where(tl.arange(0, y.shape[1])[None, :] == column, y, 0.0), 1)

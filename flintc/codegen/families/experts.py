@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from flintc.codegen.families.gemv import (
-    MAX_REGISTERS,
     Walk,
     is_rounded,
     matrix,
+    max_registers,
     tile_of,
     walk,
     walk_constants,
@@ -44,7 +44,7 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
         },
         constants=walk_constants(n, k, tile, shape) | {"RANKS": ranks},
         num_warps=shape.warps,
-        max_registers=MAX_REGISTERS,
+        max_registers=max_registers(tile),
     )
 
 
@@ -86,7 +86,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=MAX_REGISTERS,
+        max_registers=max_registers(tile),
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         blocks={"shared": bool(shared), **weight_blocks(graph, launch, shared[0] if shared else op)},
         constants=constants,
         num_warps=shape.warps,
-        max_registers=MAX_REGISTERS,
+        max_registers=max_registers(tile),
     )
 
 

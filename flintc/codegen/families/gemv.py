@@ -19,7 +19,8 @@ TILE_LOADS = 16
 #: Warps of a program at most; they share K.
 MAX_WARPS = 8
 
-#: Registers per thread: two programs of MAX_WARPS warps fit on an SM, so that a launch can start beside the one before.
+#: Registers per thread that let two programs of MAX_WARPS warps share an SM, so that a launch starts beside the last.
+#: Stated, it also makes the compiler load all of x at once after the wait rather than where each part is used.
 MAX_REGISTERS = 128
 
 #: Output rows of a program where the launch does not say.
@@ -54,6 +55,11 @@ def walk(tile: int, k: int) -> Walk:
     warps = min(MAX_WARPS, steps)
     chains = 2 if tile == 16 and steps > warps else 1
     return Walk(warps, chains, min(steps // (warps * chains), max(1, TILE_LOADS * 8 // tile // chains)))
+
+
+def max_registers(tile: int) -> int:
+    """Register budget of a program; larger tiles have loads enough in flight however they are scheduled."""
+    return MAX_REGISTERS if tile == 16 else 0
 
 
 def tile_of(launch: Launch) -> int:
@@ -112,7 +118,7 @@ def linear(graph: Graph, launch: Launch) -> Selection:
         blocks={"epilogue": "store", "rounded": rounded, **weight_blocks(graph, launch, op)},
         constants=walk_constants(n, k, tile, shape),
         num_warps=shape.warps,
-        max_registers=MAX_REGISTERS,
+        max_registers=max_registers(tile),
     )
 
 
@@ -134,7 +140,7 @@ def gate_up(graph: Graph, launch: Launch) -> Selection:
         blocks={"epilogue": "silu_mul", "rounded": is_rounded(graph, op), **weight_blocks(graph, launch, op)},
         constants=walk_constants(n, k, tile, shape),
         num_warps=shape.warps,
-        max_registers=MAX_REGISTERS,
+        max_registers=max_registers(tile),
     )
 
 
@@ -166,7 +172,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=MAX_REGISTERS,
+        max_registers=max_registers(tile),
     )  # fmt: skip
 
 

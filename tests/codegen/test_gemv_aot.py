@@ -1,0 +1,66 @@
+"""The matrix-vector kernels at the sizes of Flint, compiled for the H200: what the machine code must look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from gemv_graphs import Sizes, chained, expert_down, expert_gate_up, expert_linear, gate_up, linear, qkv, route
+from launches import only_kernel
+
+from flintc.codegen.aot import compile_kernels
+from flintc.codegen.planner import plan
+from flintc.codegen.sass import disassemble
+from flintc.ir.graph import Graph
+from flintc.ir.types import DType, resolve
+
+FLINT = Sizes(experts=256)
+
+GRAPHS: Mapping[str, Callable[[DType], Graph]] = {
+    "o": lambda w: linear(2048, 4096, weights=w),
+    "dense_down": lambda w: linear(2048, 6144, weights=w),
+    "head": lambda w: linear(150_144, 2048, "f32", w),
+    "gate_up": lambda w: gate_up(FLINT, w),
+    "qkv_full": lambda w: qkv(FLINT, rotate=False, weights=w),
+    "qkv_window": lambda w: qkv(FLINT, rotate=True, weights=w),
+    "expert_linear": lambda w: expert_linear(FLINT, own=True, weights=w),
+    "expert_gate_up": lambda w: expert_gate_up(FLINT, shared=True, weights=w),
+    "expert_down": lambda w: expert_down(FLINT, shared=True, weights=w),
+    "route": lambda w: route(FLINT, add=True),
+}
+TILES = {"head": 64, "route": 4}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_machine_code_at_full_size(name: str, cache: Path) -> None:
+    """No spills; weights in 16-byte loads, those known beforehand above the wait; the trigger first of all."""
+    kernel = only_kernel(chained(GRAPHS[name]("bf16"), TILES.get(name, 16)))
+    (compiled,) = compile_kernels([kernel], ["sm_90"], cache_dir=cache, jobs=1).values()
+    assert compiled.spills == 0
+    code = disassemble(compiled.cubin)
+    assert code.local_accesses == 0
+    assert code.triggers == 1 and code.waits >= 1
+    wide = sum(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
+    known = sum(opcode.startswith("LDG.E.128") for opcode in code.before_wait)
+    others = code.count("LDG") - wide
+    assert wide >= others
+    if name != "expert_linear":
+        assert known >= 8
+    if name != "route":
+        assert code.count("HMMA") > 0
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_grid_fills_half_the_gpu(name: str) -> None:
+    """Of 132 SMs; with one row in the step."""
+    (launch,) = plan(chained(GRAPHS[name]("bf16"), TILES.get(name, 16))).launches
+    programs = 1
+    for extent in launch.grid:
+        programs *= resolve(extent, {"B": 1})
+    assert programs >= 64
