@@ -84,7 +84,6 @@ def test_layout_round_trip(rows: int, blocks: int, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_the_gpu_repacks_to_the_same_bytes() -> None:
     blocks = torch.from_numpy(every_code_at_every_place(SCALES))
     on_gpu = from_ggml(blocks.cuda())
