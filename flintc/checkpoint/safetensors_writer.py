@@ -49,6 +49,7 @@ def write_shards(
     source = iter(tensors)
     for name, shard in zip(names, shards, strict=True):
         _write_file(folder / name, shard, source)
+    assert next(source, None) is None, "more tensors than planned"
     files = [folder / name for name in names]
     if len(shards) > 1:
         weight_map = {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard}

@@ -199,9 +199,13 @@ def test_text_travels_from_folder_to_gguf_and_back(bf16: Path, tmp_path: Path) -
     assert stops == json.loads((bf16 / "generation_config.json").read_text())["eos_token_id"]
 
 
-def test_a_tokenizer_that_is_left_behind_is_noted(tmp_path: Path) -> None:
+def test_what_is_left_behind_is_noted(tmp_path: Path) -> None:
     Flint(3).write(tmp_path / "a.gguf")
-    report = convert(tmp_path / "a.gguf", tmp_path / "folder", "safetensors")
+    seen: list[tuple[int, int, str]] = []
+    folder = tmp_path / "folder"
+    report = convert(tmp_path / "a.gguf", folder, "safetensors", progress=lambda *step: seen.append(step))
+    assert seen[-1][0] == seen[-1][1] == len(seen)
+    assert any(note == "metadata without effect: general.name" for note in report.notes)
     assert any("tokenizer was not carried over: it has no tokenizer.ggml.tokens" in note for note in report.notes)
 
 
