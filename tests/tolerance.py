@@ -12,25 +12,28 @@ def bf16_ulp(size: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(size, dtype=torch.float32), exponent - 8)
 
 
-def allowed(reference: Tensor, roundings: int) -> Tensor:
-    """``roundings`` BF16 steps at max(|reference|, rms(row) / 256); a row is the last axis.
+def allowed(reference: Tensor, roundings: int, size: Tensor | None = None) -> Tensor:
+    """``roundings`` BF16 steps at max(size, rms(row) / 256); a row is the last axis, ``size`` |reference| by default.
 
     One step of a value near zero is far below what two orders of a long FP32 sum differ by: hence the row's size.
     """
     wide = reference.float()
     floor = wide.square().mean(-1, keepdim=True).sqrt() / 256
-    size = torch.maximum(wide.abs(), floor).clamp(min=torch.finfo(torch.float32).tiny)
+    size = torch.maximum(wide.abs() if size is None else size, floor).clamp(min=torch.finfo(torch.float32).tiny)
     return roundings * bf16_ulp(size)
 
 
-def assert_close(got: Tensor, reference: Tensor, roundings: int = 1, slack: Tensor | float = 0.0) -> None:
+def assert_close(
+    got: Tensor, reference: Tensor, roundings: int = 1, slack: Tensor | float = 0.0, size: Tensor | None = None
+) -> None:
     """``got`` equals ``reference`` up to ``roundings`` BF16 steps (2 where roundings are chained), NaN nowhere.
 
-    ``slack`` is what a kernel's tiling may add, derived from the inputs.
+    ``slack`` is what a kernel's tiling may add, derived from the inputs; ``size`` is where a step is taken, if that is
+    not the value itself.
     """
     assert got.shape == reference.shape, f"{list(got.shape)} instead of {list(reference.shape)}"
     error = (got.float() - reference.float()).abs()
-    limit = allowed(reference, roundings) + slack
+    limit = allowed(reference, roundings, size) + slack
     wrong = ~(error <= limit)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())

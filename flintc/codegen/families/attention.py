@@ -7,9 +7,10 @@ from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.ops import splits
 from flintc.ir.types import Dim
 
-#: Programs per row and KV head where only the device knows the number of partials. A program takes every
-#: PROGRAMS-th chunk; partials are merged in an order of their own, so this number changes no result.
-PROGRAMS = 64
+#: Programs per row and KV head where only the device knows the number of partials: with four KV heads, two on each
+#: of 132 multiprocessors. A program takes every PROGRAMS-th chunk; partials are merged in an order of their own, so
+#: this number changes no result.
+PROGRAMS = 66
 
 #: Partials merged by one program before the merged segments are merged: near the root of a long context's number of
 #: chunks, so that neither step is long. Part of the numerics: it sets the order of the merge.
