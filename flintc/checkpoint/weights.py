@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -102,7 +103,8 @@ def _stored_form(
     model: BoundModel, value: Value, stored: Mapping[str, Shape], file_format: FileFormat, where: str
 ) -> Form:
     """The form of which anything is stored, else the first; CheckpointError where there are two."""
-    forms = weight_forms(model, value, file_format)
+    # Of more experts than there are tensors, one too many is enough to be missed.
+    forms = weight_forms(model, value, file_format, most_experts=len(stored) + 1)
     there = [form for form in forms if any(name in stored for name in _names(form))]
     if len(there) > 1:
         first, second = (next(name for name in _names(form) if name in stored) for form in there[:2])
@@ -111,15 +113,20 @@ def _stored_form(
     return (there or forms)[0]
 
 
-def weight_forms(model: BoundModel, value: Value, file_format: FileFormat) -> list[Form]:
-    """The forms a weight may be stored in, in the spec's order, with layer and experts filled in."""
+def weight_forms(
+    model: BoundModel, value: Value, file_format: FileFormat, most_experts: int = sys.maxsize
+) -> list[Form]:
+    """The forms a weight may be stored in, in the spec's order, with layer and experts filled in.
+
+    most_experts: where to cut a form that names each expert, since a configuration may claim any number of them.
+    """
     assert value.source is not None
     spec = model.spec.weights[value.source]
     forms = []
     for form in spec.safetensors if file_format == "safetensors" else spec.gguf:
         names = (form,) if isinstance(form, str) else form
         each = any("{expert}" in name for name in names)
-        experts = range(weight_shape(value)[0]) if each else (None,)
+        experts = range(min(weight_shape(value)[0], most_experts)) if each else (None,)
         forms.append(tuple(Part(e, tuple(n.format(layer=value.layer, expert=e) for n in names)) for e in experts))
     if not forms:
         raise CheckpointError(f"spec {model.spec.name}: weight {value.source} has no {file_format} form")

@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -34,6 +35,8 @@ from flintc.spec import BoundModel, spec_for
 
 #: No mutant may take longer, in seconds of this process.
 LONGEST = 10.0
+#: Seconds of the clock after which a mutant is given up.
+PATIENCE = 120
 E2M1 = np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 Values = dict[str, np.ndarray]
@@ -73,8 +76,25 @@ def fuzz(mutants: range, seed: int, seconds: float = math.inf) -> Outcome:
     return outcome
 
 
+class Hang(Exception):
+    """A mutant took too long."""
+
+
+def _hang(*_: object) -> None:
+    raise Hang
+
+
 def attempt(mutant: Mutant) -> str:
     """``refused``, ``loaded`` (and equal to what other readers find), or what went wrong."""
+    signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(PATIENCE)
+    try:
+        return _attempt(mutant)
+    finally:
+        signal.alarm(0)
+
+
+def _attempt(mutant: Mutant) -> str:
     try:
         checkpoint = open_checkpoint(mutant.path)
         tokenizer_from_gguf(checkpoint.metadata)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,13 @@ def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     os.mkfifo(file)
     with pytest.raises(CheckpointError, match="not a regular file"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("count", [1 << 20, 1 << 40, 1 << 62])
+def test_any_number_of_experts_may_be_claimed(count: int, tmp_path: Path) -> None:
+    mutant = Mutant(make_bases(tmp_path)["bf16"], "bf16", "config")
+    config = json.loads((mutant.path / "config.json").read_text())
+    (mutant.path / "config.json").write_text(json.dumps(config | {"num_experts": count}))
+    start = time.process_time()
+    assert attempt(mutant) == "refused"
+    assert time.process_time() - start < 1
