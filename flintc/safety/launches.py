@@ -95,6 +95,7 @@ def _only_extended(graph: Graph, bound: BoundLaunch, value: str) -> bool:
 
 def inside(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
     """Rule ``inside-launch``: programs run in no order, save that a last arriver comes after all who arrived."""
+    yield from _unread(bound)
     by_place: dict[str, list[Access]] = {}
     for access in bound.accesses:
         if access.effect.kind in ("read", "write"):
@@ -107,6 +108,23 @@ def inside(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
             if (x.value, y.value) not in told:
                 told |= {(x.value, y.value), (y.value, x.value)}
                 yield _race_inside(bound, x, y)
+
+
+def _unread(bound: BoundLaunch) -> Iterator[Hazard]:
+    """Stores of programs that have not read what a last arriver read to make them."""
+    read: list[Access] = []
+    for access in bound.accesses:
+        read = [r for r in read if r.path == access.path]
+        if access.effect.kind == "read" and access.effect.last:
+            read.append(access)
+        elif access.effect.kind == "write":
+            missed = next((r for r in read if access.effect.last[: len(r.effect.last)] != r.effect.last), None)
+            if missed is not None:
+                counter = bound.value(missed.effect.last[-1])
+                message = (
+                    f"it writes {access.value} whether or not it arrived last at {counter} and read {missed.value}"
+                )
+                yield Hazard("inside-launch", bound.name, access.value, access.place, message)
 
 
 def _conflict(x: Access, y: Access) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from flintc.ir.build import RING_ROWS
 from flintc.ir.graph import Op
 from flintc.ir.plan import Plan
+from flintc.ir.types import BITS, TensorType
 from flintc.safety.access import BoundLaunch, places
 from flintc.safety.hazard import Hazard
 
@@ -53,9 +55,19 @@ def capacity(plan: Plan, bound: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
     """Rule ``capacity``."""
     for value, buffer in plan.placement.items():
         type = plan.graph.values[value].type
-        if type not in plan.buffers[buffer].types:
+        if not any(_covers(held, type) for held in plan.buffers[buffer].types):
             launch = next((b.name for b in bound if any(b.value(p) == value for p in b.args)), "")
             yield Hazard("capacity", launch, value, buffer, f"{value} is {type}, which {buffer} is not laid out for")
+
+
+def _covers(held: TensorType, type: TensorType) -> bool:
+    """Whether memory for ``held`` holds a ``type`` whatever the run-time symbols are."""
+    factors = [[f for d in t.shape for f in str(d).split("*")] for t in (held, type)]
+    symbols = [sorted(f for f in each if not f.isdigit()) for each in factors]
+    bits = [
+        BITS[t.dtype] * prod(int(f) for f in each if f.isdigit()) for t, each in zip((held, type), factors, strict=True)
+    ]
+    return symbols[0] == symbols[1] and bits[0] >= bits[1]
 
 
 def rings(plan: Plan, bound: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
