@@ -72,18 +72,23 @@ def compile(
 
     target: a GPU target such as ``sm_90``, or several. batch: rows that are captured, each at most 8. out: folder to
     write (default: one in the cache, named by the bundle's content). Raises SpecError, PassError, UsageError,
-    CompileError, BundleError.
+    CompileError, BundleError, and VerificationError where the plan is not proved safe under dependent launch.
     """
     from flintc.bundle import build_bundle, write_bundle
     from flintc.codegen.aot import compile_kernels
     from flintc.codegen.cache import cache_root
+    from flintc.codegen.lint import check_compiled
     from flintc.codegen.planner import plan
+    from flintc.safety import check_plan
     from flintc.spec import bind_defaults
 
     loaded, targets = _spec(spec), _targets(target)
     origin = _origin(loaded, _weights(weights), disable_passes, _batches(batch))
     made = plan(run_passes(bind_defaults(loaded), weights, disable_passes).graph)
-    bundle = build_bundle(made, compile_kernels(made.kernels.values(), targets, progress=progress), origin)
+    check_plan(made)
+    compiled = compile_kernels(made.kernels.values(), targets, progress=progress)
+    check_compiled(made.kernels, compiled.values(), machine_code=False)
+    bundle = build_bundle(made, compiled, origin)
     folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
     return write_bundle(bundle, folder)
 

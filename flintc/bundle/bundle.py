@@ -15,6 +15,8 @@ from flintc.bundle.manifest import FileRecord, KernelRecord, Manifest, parse_man
 from flintc.errors import BundleError, VerificationError
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.ir.serialize import plan_from_json, plan_to_json
+from flintc.ir.verify import verify
+from flintc.safety import check_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def write_bundle(bundle: Bundle, out: Path) -> Bundle:
 def load_bundle(path: Path) -> Bundle:
     """Read the bundle in the folder ``path``.
 
-    BundleError if there is none, it follows another schema, or any file is missing, altered, or not part of it.
+    BundleError if there is none, it follows another schema, any file is missing, altered, or not part of it, or its
+    plan is not proved safe under dependent launch.
     """
     with open_folder(path) as folder:
         manifest = parse_manifest(folder.read(MANIFEST), str(path / MANIFEST))
@@ -130,12 +133,16 @@ def _verified(folder: Folder, manifest: Manifest) -> dict[str, bytes]:
 
 
 def _parse_plan(data: bytes, path: Path) -> Plan:
+    """The plan in ``data``, proved safe to run."""
     try:
-        return plan_from_json(json.loads(data))
+        plan = plan_from_json(json.loads(data))
+        verify(plan.graph)
+        check_plan(plan)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON") from error
-    except BundleError as error:
-        raise BundleError(f"{path} does not describe a plan: {error}") from error
+    except (BundleError, VerificationError) as error:
+        raise BundleError(f"{path} does not describe a plan that can run: {error}") from error
+    return plan
 
 
 def _content(plan: Plan, compiled: Mapping[tuple[str, str], CompiledKernel]) -> dict[str, bytes]:

@@ -89,13 +89,13 @@ def _small_ring(plan: Plan, write: Op, launch: str) -> Iterator[Hazard]:
     if not isinstance(window, int):
         return
     cache, table = write.inputs[2], write.inputs[5]
-    (slots, *_, page, _), ring = plan.graph.values[cache].type.shape, plan.graph.values[table].type.shape[1]
-    assert isinstance(page, int) and isinstance(ring, int)
-    if ring * page < window - 1 + RING_ROWS:
+    (slots, *_, page, _), ring = plan.graph.values[cache].type.shape, plan.graph.values[table].type.shape[-1]
+    if not isinstance(page, int) or not isinstance(ring, int) or slots not in (f"{ring}*Q", f"Q*{ring}"):
+        message = f"{cache} has {slots} pages of {page}, {table} names rings of {ring}"
+        yield Hazard("ring", launch, cache, cache, message)
+    elif ring * page < window - 1 + RING_ROWS:
         message = (
             f"a ring of {ring} pages of {page} positions loses the oldest of a window of {window} "
             f"while {RING_ROWS} rows are written"
         )
         yield Hazard("ring", launch, cache, cache, message)
-    if slots not in (f"{ring}*Q", f"Q*{ring}"):
-        yield Hazard("ring", launch, cache, cache, f"{cache} has {slots} pages, its block table rings of {ring}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flintc.bundle import Bundle, Origin, build_bundle
 from flintc.ir.graph import Graph, Launch, Op, Value
-from flintc.ir.plan import Arg, Buffer, CompiledKernel, Kernel, Param, Plan, PlannedLaunch, Scratch
+from flintc.ir.plan import Arg, Buffer, CompiledKernel, Effect, Kernel, Param, Plan, PlannedLaunch, Scratch
 from flintc.ir.types import TensorType
 
 ROW = TensorType("bf16", ("B", 8))
@@ -34,6 +34,9 @@ def make_plan(source: str = "raise SystemExit('a bundle executed its own source'
         4,
         1,
         True,
+        paths=(
+            (Effect("wait"), *(Effect("read", f"{n}_ptr") for n in "xr"), *(Effect("write", f"{n}_ptr") for n in "sy")),
+        ),
     )
     launch = PlannedLaunch("add", "add", ("B", 1, 1), (*(Arg("value", n) for n in "xrsy"), Arg("symbol", "B")))
     buffers = {"b0": Buffer("b0", (SUM,)), "b1": Buffer("b1", (ROW,))}
