@@ -26,7 +26,7 @@ _POISON = 0xFF
 class InterpretExecutor:
     """Runs ``plan`` with ``weights`` and ``tables`` by value name.
 
-    Activations are NaN before each step, so that a value nothing wrote shows in the logits.
+    An activation is NaN until a launch writes it, so that a value nothing wrote shows in the logits.
     context, slots, pages: see :class:`KvCache`.
     """
 
@@ -89,7 +89,7 @@ class InterpretExecutor:
             return self._scratch[arg.ref]
         name, _, part = arg.ref.partition("#")
         if name in self._plan.placement:
-            return step.activation(name)
+            return step.passed(name)
         given = step.given[self._stored.get(name, name)]
         tensor = getattr(given, part) if arg.kind == "part" else given
         assert isinstance(tensor, Tensor)
@@ -97,16 +97,25 @@ class InterpretExecutor:
 
 
 class _Step:
-    """Freshly poisoned buffers of one step, and the tensors given to it by value name."""
+    """Buffers of one step, and the tensors given to it by value name."""
 
     def __init__(self, plan: Plan, env: Mapping[str, int], given: Mapping[str, Tensor | Nvfp4]) -> None:
         self.env = env
         self.given = given
         self._plan = plan
+        self._seen: set[str] = set()
         self._buffers = {
-            name: torch.full((max(t.nbytes(env) for t in buffer.types),), _POISON, dtype=torch.uint8)
+            name: torch.empty(max(t.nbytes(env) for t in buffer.types), dtype=torch.uint8)
             for name, buffer in plan.buffers.items()
         }
+
+    def passed(self, name: str) -> Tensor:
+        """An activation for a launch; poisoned where this is the first launch that it is passed to, its maker."""
+        tensor = self.activation(name)
+        if name not in self._seen:
+            self._seen.add(name)
+            tensor.view(torch.uint8).fill_(_POISON)
+        return tensor
 
     def activation(self, name: str) -> Tensor:
         """An activation as its buffer holds it."""
