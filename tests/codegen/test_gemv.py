@@ -9,39 +9,47 @@ from gemv_graphs import Sizes, chained, gate_up, linear
 from launches import only_kernel
 from tolerance import assert_close
 
-from flintc.codegen.families.gemv import walk
+from flintc.codegen.families.gemv import BF16, NVFP4, Format, walk
 from flintc.errors import VerificationError
+from flintc.ir.types import DType
 
 #: (output rows, K): a ragged tile of both, two tiles of K, one step of K, fewer columns than a step.
-SHAPES = [(40, 100), (48, 320), (16, 128), (5, 24)]
+SHAPES = {
+    "bf16": [(40, 100), (48, 320), (16, 128), (5, 24)],
+    "nvfp4": [(40, 160), (48, 1184), (16, 512), (5, 32)],
+}
+CASES = [(weights, n, k) for weights, shapes in SHAPES.items() for n, k in shapes]
 
 
-@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize(("weights", "n", "k"), CASES)
 @pytest.mark.parametrize("out", ["bf16", "f32"])
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_linear_of_exact_values_is_exact(n: int, k: int, out: str, batch: int) -> None:
+def test_linear_of_exact_values_is_exact(weights: DType, n: int, k: int, out: str, batch: int) -> None:
     """No order of the sum rounds anything: the kernel owes the reference's bits."""
-    graph = linear(n, k, out)
+    graph = linear(n, k, out, weights)
     given = Data(batch, exact=True).inputs(graph)
     assert torch.equal(interpret(graph, given, B=batch)["y"], reference(graph, given)["y"])
 
 
+@pytest.mark.parametrize("weights", SHAPES)
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_linear(batch: int) -> None:
-    graph = linear(72, 1100)
+def test_linear(weights: DType, batch: int) -> None:
+    graph = linear(72, 1120, weights=weights)
     given = Data(batch).inputs(graph)
     assert_close(interpret(graph, given, B=batch)["y"], reference(graph, given)["y"])
 
 
+@pytest.mark.parametrize("weights", SHAPES)
 @pytest.mark.parametrize("tile", [16, 32, 64])
-def test_every_tile_gives_the_same_product(tile: int) -> None:
-    graph = chained(linear(150, 600, "f32"), tile)
+def test_every_tile_gives_the_same_product(tile: int, weights: DType) -> None:
+    graph = chained(linear(150, 608, "f32", weights), tile)
     given = Data(3, exact=True).inputs(graph)
     assert torch.equal(interpret(graph, given, B=3)["y"], reference(graph, given)["y"])
 
 
-def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
-    graph = linear(48, 700, "f32")
+@pytest.mark.parametrize("weights", SHAPES)
+def test_a_row_is_the_same_alone_and_in_a_batch(weights: DType) -> None:
+    graph = linear(48, 704, "f32", weights)
     given = Data(8).inputs(graph)
     together = interpret(graph, given, B=8)["y"]
     for row in (0, 3, 7):
@@ -54,33 +62,47 @@ def test_tile_that_is_no_multiple_of_sixteen_is_refused() -> None:
         only_kernel(chained(linear(48, 64), 24))
 
 
-def test_walk_fills_the_registers_once() -> None:
-    """K of one tile at the sizes of Flint: 64 registers of weights in each of 256 threads."""
+def test_packed_rows_that_end_within_a_load_are_refused() -> None:
+    with pytest.raises(VerificationError, match="a multiple of 32"):
+        only_kernel(linear(16, 48, weights="nvfp4"))
+
+
+def test_walk_at_the_sizes_of_flint() -> None:
+    """K of one tile: all of it, or a whole number of tiles, and nothing masked."""
     assert [walk(16, k).block for k in (512, 1024, 2048, 4096, 6144)] == [512, 1024, 2048, 2048, 2048]
+    assert [walk(16, k, NVFP4).block for k in (512, 1024, 2048, 4096, 6144)] == [512, 1024, 2048, 4096, 2048]
     assert walk(64, 2048).block == 512
-    for tile, k in ((16, 512), (16, 4096), (64, 2048), (32, 700), (16, 33)):
-        shape = walk(tile, k)
-        assert tile // 8 * shape.chains * shape.steps <= 16
-        assert shape.block <= max(k, 32)
+    assert walk(64, 2048, NVFP4).block == 1024
+
+
+@pytest.mark.parametrize("format", [BF16, NVFP4], ids=["bf16", "nvfp4"])
+@pytest.mark.parametrize("tile", [16, 32, 64])
+def test_walk_stays_within_registers_and_k(tile: int, format: Format) -> None:
+    for k in (1, 33, 512, 700, 4096, 6144):
+        shape = walk(tile, k, format)
+        assert tile // 8 * shape.steps <= format.loads
+        assert shape.block <= max(k, format.step)
 
 
 def test_linear_at_full_width() -> None:
-    for n, k in ((2048, 4096), (2048, 6144)):
-        graph = chained(linear(n, k), 16)
+    for k, weights in ((4096, "bf16"), (6144, "nvfp4")):
+        graph = chained(linear(2048, k, weights=weights), 16)
         given = Data(3).inputs(graph)
         assert_close(interpret(graph, given, B=3)["y"], reference(graph, given)["y"])
 
 
-def test_head_of_full_width_and_a_ragged_tile() -> None:
-    graph = chained(linear(2600, 2048, "f32"), 64)
+@pytest.mark.parametrize("weights", SHAPES)
+def test_head_of_full_width_and_a_ragged_tile(weights: DType) -> None:
+    graph = chained(linear(2600, 2048, "f32", weights), 64)
     given = Data(1, exact=True).inputs(graph)
     assert torch.equal(interpret(graph, given, B=1)["y"], reference(graph, given)["y"])
 
 
+@pytest.mark.parametrize("weights", SHAPES)
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("width", [192, 100, 7])
-def test_gate_up(batch: int, width: int) -> None:
-    graph = gate_up(Sizes(hidden=160, dense_width=width))
+def test_gate_up(width: int, batch: int, weights: DType) -> None:
+    graph = gate_up(Sizes(hidden=160, dense_width=width), weights)
     given = Data(batch, exact=True).inputs(graph)
     assert_close(interpret(graph, given, B=batch)["act"], reference(graph, given)["act"])
 

@@ -10,6 +10,7 @@ from tolerance import assert_close
 from torch import Tensor
 
 from flintc.ir.graph import Graph
+from flintc.ir.types import DType
 from flintc.reference import rope_table
 
 SMALL = Sizes(hidden=160, heads=4, kv_heads=2, head_dim=32, page=8, window=13)
@@ -39,9 +40,9 @@ def run(graph: Graph, given: Inputs) -> dict[str, Tensor]:
     return interpret(graph, given, B=given["positions"].shape[0], T=table.shape[1])
 
 
-def check(sizes: Sizes, rotate: bool, batch: int) -> None:
+def check(sizes: Sizes, rotate: bool, batch: int, weights: DType = "bf16") -> None:
     """Queries, and the whole cache: slots that no row owns stay unwritten."""
-    graph = qkv(sizes, rotate)
+    graph = qkv(sizes, rotate, weights)
     given = inputs(sizes, graph, batch)
     got, expected = run(graph, given), reference(graph, given)
     query = "q.1" if rotate else "q"
@@ -55,6 +56,10 @@ def check(sizes: Sizes, rotate: bool, batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_qkv(rotate: bool, batch: int) -> None:
     check(SMALL, rotate, batch)
+
+
+def test_qkv_of_packed_weights() -> None:
+    check(SMALL, rotate=True, batch=3, weights="nvfp4")
 
 
 @pytest.mark.parametrize("head_dim", [8, 24, 40])

@@ -1,13 +1,14 @@
 """Products of weight rows with up to 8 (or 16) vectors on tensor cores, without moving data between threads.
 
-The ``m16n8k16`` instruction multiplies 16 weight rows by 8 columns of activations. Its lane 4g + t wants columns
-2t, 2t + 1, 2t + 8, 2t + 9 of K of weight rows g and g + 8, and of vector g. A sum does not care which column of K is
-called which, as long as weights and activations agree. So a lane loads 16 bytes, columns 8t .. 8t + 7 of every 32, and
-calls the first four of them 2t, 2t + 1, 2t + 8, 2t + 9 of one instruction, the other four the same of the next: every
-load is 16 bytes wide and lands where the instruction reads it.
+The ``m16n8k16`` instruction multiplies 16 weight rows by 8 vectors. Its lane 4g + t wants columns 2t, 2t + 1, 2t + 8
+and 2t + 9 of K of weight rows g and g + 8, and of vector g. A sum does not care which column of K is called which, as
+long as weights and vectors agree. So a lane loads 16 bytes of BF16, columns 8t .. 8t + 7 of every 32, and calls the
+first four of them 2t, 2t + 1, 2t + 8, 2t + 9 of one instruction, the other four the same of the next: every load is
+16 bytes wide and lands where the instruction reads it.
 
-A *step* is 32 columns. The SPLIT warps of a program take every SPLIT-th step of K, and a tile of weights is STEPS
-steps of each warp: [ROWS, SPLIT * STEPS * 32], held as loaded, [STEPS, ROWS / 8, SPLIT, 32 lanes, 8].
+A *step* is what the four lanes of a row load at once, 32 columns. The SPLIT warps of a program take every SPLIT-th
+step of K, and a tile of weights is STEPS steps of each warp, held as loaded: [STEPS, ROWS / 8, SPLIT, 32 lanes, 8].
+A warp adds up its instructions in CHAINS independent sums, since each waits for the one before in its chain.
 """
 
 import triton
@@ -55,12 +56,13 @@ def load_vectors(
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
+    CHAINS: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Columns of K of the BF16 vectors [high - low, K] at ``x_ptr``, as the operand [SPLIT, STEPS * 32, COLUMNS].
+    """Part of the BF16 vectors [high - low, K] at ``x_ptr``, from column ``k`` of K on, as the other operand.
 
-    The vectors stand in columns low .. high - 1; the others are zero.
+    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: the vectors stand in columns low .. high - 1, zeros elsewhere.
     """
     step = tl.arange(0, STEPS)[:, None, None, None, None]
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None]
@@ -72,40 +74,50 @@ def load_vectors(
     if not EVEN:
         live = live & (column < K)
     x = tl.load(x_ptr + (vector - low) * K + column, mask=live, other=0.0)
-    # Axes: step, eight, split, vector, lane of four, instruction, half of its K, pair.
-    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (2, 0, 5, 6, 4, 7, 1, 3))
-    return tl.reshape(x, (SPLIT, STEPS * 32, COLUMNS))
+    # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
+    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
+    x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
+    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, COLUMNS))
 
 
 @triton.jit
-def weight_operand(tile):
-    """A tile as loaded -> the operand [SPLIT, ROWS, STEPS * 32]."""
+def weight_operand(tile, CHAINS: tl.constexpr):
+    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 32 / CHAINS]."""
     STEPS: tl.constexpr = tile.shape[0]
     GROUPS: tl.constexpr = tile.shape[1]
     SPLIT: tl.constexpr = tile.shape[2]
-    # Axes: step, group, split, row of eight, lane of four, instruction, half of its K, pair.
-    tile = tl.reshape(tile, (STEPS, GROUPS, SPLIT, 8, 4, 2, 2, 2))
-    tile = tl.permute(tile, (2, 1, 3, 0, 5, 6, 4, 7))
-    return tl.reshape(tile, (SPLIT, GROUPS * 8, STEPS * 32))
+    # Axes: step, group, split, row of eight, lane of four, chain, its instructions, half of K, pair.
+    tile = tl.reshape(tile, (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
+    tile = tl.permute(tile, (5, 2, 1, 3, 0, 6, 7, 4, 8))
+    return tl.reshape(tile, (CHAINS * SPLIT, GROUPS * 8, STEPS * 32 // CHAINS))
 
 
 @triton.jit
 def accumulate(
-    acc, tile, rows_ptr, groups, rows, x_ptr, low, high, K: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
+    acc,
+    tile,
+    rows_ptr,
+    groups,
+    rows,
+    x_ptr,
+    low,
+    high,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
-    """acc + weight rows x vectors over all of K: FP32 [SPLIT, ROWS, COLUMNS], the sum over SPLIT left to do.
+    """acc + weight rows x vectors over all of K: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], its first axis not yet summed.
 
     ``tile`` is the first tile of the rows, loaded by the caller; each further one is loaded a tile ahead.
     """
-    SPLIT: tl.constexpr = acc.shape[0]
-    COLUMNS: tl.constexpr = acc.shape[2]
-    BLOCK: tl.constexpr = SPLIT * STEPS * 32
-    for k in tl.static_range(0, K, BLOCK):
-        x = load_vectors(x_ptr, low, high, k, K, COLUMNS, SPLIT, STEPS, EVEN)
-        weights = weight_operand(tile)
-        if k + BLOCK < K:
-            tile = load_weights(rows_ptr, groups, rows, k + BLOCK, K, SPLIT, STEPS, EVEN)
+    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
+    for k in tl.static_range(0, K, SPLIT * STEPS * 32):
+        x = load_vectors(x_ptr, low, high, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        weights = weight_operand(tile, CHAINS)
+        ahead = k + SPLIT * STEPS * 32
+        if ahead < K:
+            tile = load_weights(rows_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN)
         acc = dot_bf16(weights, x, acc)
     return acc
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flintc.codegen.families.gemv import (
     Walk,
+    format_of,
     is_rounded,
+    kernel_name,
     matrix,
     max_registers,
+    steps_at_a_time,
     tile_of,
     walk,
-    walk_constants,
     weight_blocks,
 )
 from flintc.codegen.selection import MAX_ROWS, Selection, Selector, Signature, columns, only_op, ops_of, power_of_two
@@ -21,7 +25,7 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
     op = only_op(graph, launch, "expert_linear")
     x, ids, weight = op.inputs
     (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
-    shape = walk(tile, k)
+    shape = walk(tile, k, format_of(graph, op))
     own = len(graph.values[x].type.shape) == 3
     rounded = is_rounded(graph, op)
     sig = Signature(graph, launch)
@@ -31,7 +35,7 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
     sig.value("y", op.outputs[0])
     vector = f"x [B, {ranks}, {k}]" if own else f"x [B, {k}]"
     return sig.select(
-        f"expert_linear_{n}x{k}" + ("_own" if own else "") + ("" if rounded else "_f32"),
+        kernel_name(graph, op, "expert_linear") + ("_own" if own else "") + ("" if rounded else "_f32"),
         "expert_gemv.py.j2",
         f"y [B, {ranks}, {n}] = {vector} times weight [E, {n}, {k}] of the expert of each row and rank.",
         grid=(-(-n // tile), ranks, "B"),
@@ -42,9 +46,9 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
             "rounded": rounded,
             **weight_blocks(graph, launch, op),
         },
-        constants=walk_constants(n, k, tile, shape) | {"RANKS": ranks},
+        constants=shape.constants(n, k, tile) | {"RANKS": ranks},
         num_warps=shape.warps,
-        max_registers=max_registers(tile),
+        max_registers=max_registers(tile, -(-n // tile) * ranks),
     )
 
 
@@ -53,8 +57,8 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
     op, shared = only_op(graph, launch, "expert_linear"), ops_of(graph, launch, "linear")
     x, ids, weight = op.inputs
     (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
-    shape, tiles = walk(tile, k), -(-n // tile)
-    constants = walk_constants(n, k, tile, shape) | {"RANKS": ranks}
+    shape, tiles = walk(tile, k, format_of(graph, op)), -(-n // tile)
+    constants = shape.constants(n, k, tile) | {"RANKS": ranks}
     sig = Signature(graph, launch)
     sig.value("x", x)
     sig.value("ids", ids)
@@ -74,7 +78,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         sig.value("shared_act", _activation(graph, launch, other))
         sig.symbol("B", "B")
     return sig.select(
-        f"expert_gate_up_{n}x{k}" + ("_shared" if shared else ""),
+        kernel_name(graph, op, "expert_gate_up") + ("_shared" if shared else ""),
         "expert_gemv.py.j2",
         f"act [B, {ranks}, {n // 2}] = silu(gate) * up of the expert of each row and rank"
         + (", and the same of the shared expert." if shared else "."),
@@ -86,7 +90,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile),
+        max_registers=max_registers(tile, tiles * (slots + ranks)),
     )  # fmt: skip
 
 
@@ -96,8 +100,8 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     combine = only_op(graph, launch, "combine")
     x, ids, weight = op.inputs
     (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
-    shape = walk(tile, k)
-    constants = walk_constants(n, k, tile, shape) | {
+    shape = walk(tile, k, format_of(graph, op))
+    constants = shape.constants(n, k, tile) | {
         "RANKS": ranks,
         "COLUMNS": max(MAX_ROWS, power_of_two(ranks + len(shared))),
     }
@@ -113,7 +117,7 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     output = only_op(graph, launch, "sum") if shared else combine
     sig.value("y", output.outputs[0])
     return sig.select(
-        f"expert_down_{n}x{k}" + ("_shared" if shared else ""),
+        kernel_name(graph, op, "expert_down") + ("_shared" if shared else ""),
         "expert_down.py.j2",
         f"y [B, {n}] = the {ranks} chosen experts' products, weighted and summed"
         + (", plus the shared expert's." if shared else "."),
@@ -121,16 +125,14 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         blocks={"shared": bool(shared), **weight_blocks(graph, launch, shared[0] if shared else op)},
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile),
+        max_registers=max_registers(tile, -(-n // tile)),
     )
 
 
 def _shared_walk(k: int, tile: int, shape: Walk, rows: int) -> dict[str, int | float | bool]:
     """The shared expert's walk, over K of its own by the same warps."""
-    own = walk(tile, k)
-    steps = max(1, own.split * own.steps // shape.split)
-    block = shape.block // shape.steps * steps
-    return {"SHARED_K": k, "SHARED_STEPS": steps, "SHARED_EVEN": rows % tile == 0 and k % block == 0}
+    own = replace(shape, steps=steps_at_a_time(tile, k, shape.warps, shape.format))
+    return {"SHARED_K": k, "SHARED_STEPS": own.steps, "SHARED_EVEN": rows % tile == 0 and k % own.block == 0}
 
 
 def _activation(graph: Graph, launch: Launch, op: Op) -> str:

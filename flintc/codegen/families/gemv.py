@@ -10,56 +10,91 @@ from flintc.ir.graph import Graph, Launch, Op
 
 Constants = dict[str, int | float | bool]
 
-#: Columns of K that the instruction's four lanes of a row cover with one 16-byte load each.
-STEP = 32
-
-#: 16-byte loads of one thread in flight for a tile of weights: 64 registers.
-TILE_LOADS = 16
-
 #: Warps of a program at most; they share K.
 MAX_WARPS = 8
 
-#: Registers per thread that let two programs of MAX_WARPS warps share an SM, so that a launch starts beside the last.
-#: Stated, it also makes the compiler load all of x at once after the wait rather than where each part is used.
-MAX_REGISTERS = 128
+#: SMs of the smallest GPU that a launch is laid out for.
+SMS = 132
+
+#: Registers per thread: stated, they make the compiler load all of x at once after the wait, not where a part is used.
+#: SHARED_SM lets two programs of MAX_WARPS warps share an SM, so that a launch can start beside the one before. Where
+#: an SM gets one program its loads are all that is in flight: WHOLE_SM has more, and room for a small launch beside it.
+SHARED_SM, WHOLE_SM = 128, 168
 
 #: Output rows of a program where the launch does not say.
 TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """How the warps of a program walk K: ``chains`` independent sums in each, ``steps`` steps of each at a time."""
+class Format:
+    """How weights are stored, and what a program makes of it.
 
+    step: columns of K in a step. chains: sums among which a step's instructions are divided. loads: 16-byte loads by
+    which one thread holds a tile of weights; packed ones unpack to four times their registers.
+    """
+
+    step: int
+    chains: int
+    loads: int
+
+
+BF16, NVFP4 = Format(step=32, chains=2, loads=16), Format(step=128, chains=4, loads=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How the warps of a program walk K: ``steps`` steps of each at a time, added up in ``chains`` sums."""
+
+    format: Format
     warps: int
     chains: int
     steps: int
 
     @property
-    def split(self) -> int:
-        """Partial sums of one output."""
-        return self.warps * self.chains
-
-    @property
     def block(self) -> int:
         """Columns of K in one tile."""
-        return self.split * self.steps * STEP
+        return self.warps * self.steps * self.format.step
+
+    def constants(self, rows: int, k: int, tile: int) -> Constants:
+        """What a product of weights [rows, k] is bound to; EVEN says that no part of it needs masks."""
+        return {
+            "N": rows, "K": k, "TILE": tile, "SPLIT": self.warps, "CHAINS": self.chains, "STEPS": self.steps,
+            "EVEN": rows % tile == 0 and k % self.block == 0,
+        }  # fmt: skip
 
 
-def walk(tile: int, k: int) -> Walk:
-    """The largest tile within K and the registers: all warps busy before any takes a second step.
+def walk(tile: int, k: int, format: Format = BF16) -> Walk:
+    """All warps busy before any takes a second step.
 
-    A tile of 16 rows is one instruction per half step, each waiting for the one before: two chains hide that.
+    A tile of 16 rows is a row of instructions, each waiting for the one before: chains hide that.
     """
-    steps = max(1, (1 << (k.bit_length() - 1)) // STEP)
-    warps = min(MAX_WARPS, steps)
-    chains = 2 if tile == 16 and steps > warps else 1
-    return Walk(warps, chains, min(steps // (warps * chains), max(1, TILE_LOADS * 8 // tile // chains)))
+    warps = min(MAX_WARPS, _steps(k, format))
+    return Walk(format, warps, format.chains if tile == 16 else 1, steps_at_a_time(tile, k, warps, format))
 
 
-def max_registers(tile: int) -> int:
+def steps_at_a_time(tile: int, k: int, warps: int, format: Format) -> int:
+    """Steps of a warp that fit its registers, fewer where they then divide K."""
+    steps = max(1, min(_steps(k, format) // warps, format.loads * 8 // tile))
+    while steps > 1 and k % (warps * steps * format.step):
+        steps //= 2
+    return steps
+
+
+def _steps(k: int, format: Format) -> int:
+    """Steps within K, a power of two."""
+    return max(1, _floor_power(k) // format.step)
+
+
+def _floor_power(n: int) -> int:
+    """Largest power of two <= n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def max_registers(tile: int, programs: int) -> int:
     """Register budget of a program; larger tiles have loads enough in flight however they are scheduled."""
-    return MAX_REGISTERS if tile == 16 else 0
+    if tile > 16:
+        return 0
+    return WHOLE_SM if programs <= SMS else SHARED_SM
 
 
 def tile_of(launch: Launch) -> int:
@@ -77,21 +112,28 @@ def matrix(graph: Graph, op: Op) -> tuple[int, int]:
     return rows, k
 
 
-def walk_constants(rows: int, k: int, tile: int, shape: Walk) -> Constants:
-    """What every product is bound to: [N, K] weights, the tile, and whether any of it needs masks."""
-    return {
-        "N": rows, "K": k, "TILE": tile, "SPLIT": shape.split, "STEPS": shape.steps,
-        "EVEN": rows % tile == 0 and k % shape.block == 0,
-    }  # fmt: skip
+def format_of(graph: Graph, op: Op) -> Format:
+    """Format of an op's weight; VerificationError for packed rows that end within a lane's 32 codes."""
+    weight = graph.values[op.inputs[-1]]
+    if weight.type.dtype != "nvfp4":
+        return BF16
+    if matrix(graph, op)[1] % 32:
+        raise VerificationError(f"{weight.name} is {weight.type}: packed rows hold a multiple of 32 values here")
+    return NVFP4
 
 
 def weight_blocks(graph: Graph, launch: Launch, op: Op) -> dict[str, str | bool]:
     """Format of an op's weight, and whether it may be read above the wait."""
-    weight = op.inputs[-1]
     return {
-        "nvfp4": graph.values[weight].type.dtype == "nvfp4",
-        "prefetch": launch.dependent is not None and weight in launch.dependent.prefetch,
+        "nvfp4": format_of(graph, op) is NVFP4,
+        "prefetch": launch.dependent is not None and op.inputs[-1] in launch.dependent.prefetch,
     }
+
+
+def kernel_name(graph: Graph, op: Op, what: str) -> str:
+    """``what`` with the size of the op's weight, and its format unless BF16."""
+    n, k = matrix(graph, op)
+    return f"{what}_{n}x{k}" + ("_nvfp4" if format_of(graph, op) is NVFP4 else "")
 
 
 def is_rounded(graph: Graph, op: Op) -> bool:
@@ -103,7 +145,7 @@ def linear(graph: Graph, launch: Launch) -> Selection:
     """``linear``: one product, in BF16 or FP32."""
     op = only_op(graph, launch, "linear")
     (n, k), tile = matrix(graph, op), tile_of(launch)
-    shape = walk(tile, k)
+    shape = walk(tile, k, format_of(graph, op))
     sig = Signature(graph, launch)
     sig.value("x", op.inputs[0])
     sig.value("weight", op.inputs[1])
@@ -111,14 +153,14 @@ def linear(graph: Graph, launch: Launch) -> Selection:
     sig.symbol("B", "B")
     rounded = is_rounded(graph, op)
     return sig.select(
-        f"linear_{n}x{k}" + ("" if rounded else "_f32"),
+        kernel_name(graph, op, "linear") + ("" if rounded else "_f32"),
         "gemv.py.j2",
         f"y [B, {n}] = x [B, {k}] times weight [{n}, {k}].",
         grid=(-(-n // tile), 1, 1),
         blocks={"epilogue": "store", "rounded": rounded, **weight_blocks(graph, launch, op)},
-        constants=walk_constants(n, k, tile, shape),
+        constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
-        max_registers=max_registers(tile),
+        max_registers=max_registers(tile, -(-n // tile)),
     )
 
 
@@ -126,21 +168,21 @@ def gate_up(graph: Graph, launch: Launch) -> Selection:
     """``gate_up``: a product whose rows are gates, then ups; writes their activation."""
     op, silu = only_op(graph, launch, "linear"), only_op(graph, launch, "silu_mul")
     (n, k), tile = matrix(graph, op), tile_of(launch)
-    shape = walk(tile, k)
+    shape = walk(tile, k, format_of(graph, op))
     sig = Signature(graph, launch)
     sig.value("x", op.inputs[0])
     sig.value("weight", op.inputs[1])
     sig.value("act", silu.outputs[0])
     sig.symbol("B", "B")
     return sig.select(
-        f"gate_up_{n}x{k}",
+        kernel_name(graph, op, "gate_up"),
         "gemv.py.j2",
         f"act [B, {n // 2}] = silu(gate) * up, both rows of weight [{n}, {k}] times x [B, {k}].",
         grid=(-(-n // tile), 1, 1),
         blocks={"epilogue": "silu_mul", "rounded": is_rounded(graph, op), **weight_blocks(graph, launch, op)},
-        constants=walk_constants(n, k, tile, shape),
+        constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
-        max_registers=max_registers(tile),
+        max_registers=max_registers(tile, -(-n // tile)),
     )
 
 
@@ -148,13 +190,13 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     """``qkv``: a product seen as heads; the last program of a head norms, rotates and stores it."""
     op, write = only_op(graph, launch, "linear"), only_op(graph, launch, "kv_write")
     (n, k), tile = matrix(graph, op), tile_of(launch)
-    shape = walk(tile, k)
+    shape = walk(tile, k, format_of(graph, op))
     sig = Signature(graph, launch)
     sig.value("x", op.inputs[0])
     sig.value("weight", op.inputs[1])
     heads, head = _heads(graph, op)
     parts = -(-head // tile)
-    constants = walk_constants(n, k, tile, shape)
+    constants = shape.constants(n, k, tile)
     constants |= {"HEAD": head, "PARTS": parts, "EVEN": head % tile == 0 and k % shape.block == 0}
     _finished_heads(graph, launch, sig, constants)
     columns = sig.extent("columns", graph.values[write.inputs[5]].type.shape[1], constants)
@@ -162,7 +204,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     sig.symbol("B", "B")
     rotate, windowed = bool(ops_of(graph, launch, "rope")), write.attrs["window"] is not None
     return sig.select(
-        f"qkv_{n}x{k}" + ("_rope" if rotate else "") + ("_window" if windowed else ""),
+        kernel_name(graph, op, "qkv") + ("_rope" if rotate else "") + ("_window" if windowed else ""),
         "gemv.py.j2",
         f"qkv [B, {n}] = x [B, {k}] times weight; heads are normed{', rotated' if rotate else ''} and stored.",
         grid=(heads * parts, 1, 1),
@@ -172,7 +214,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile),
+        max_registers=max_registers(tile, heads * parts),
     )  # fmt: skip
 
 
