@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import Abort, TyperException
 
-from flintc.cli import ablate, compile, convert, demo, env, generate, show, synth
+from flintc.cli import ablate, compile, convert, demo, env, generate, show, synth, verify
 from flintc.cli.common import Debug, State, say_error
 from flintc.errors import FlintcError
 
@@ -27,7 +27,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (compile, show, ablate, generate, synth, convert, env, demo):
+    for module in (compile, show, ablate, generate, verify, synth, convert, env, demo):
         module.register(app)
 
     @app.callback(invoke_without_command=True)

@@ -1,0 +1,106 @@
+"""How far next-token distributions are apart, and the verdict on it: KL, agreement, perplexity, a pooled ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Upper bound of the pooled ratio of two KL divergences, see docs/numerics.md.
+BOUND = 1.25
+#: Prompts, and tokens of each, that a verdict needs: the ratio of a few is noise.
+LEAST_PROMPTS, LEAST_TOKENS = 20, 200
+_DRAWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One implementation against the FP32 forward, over the positions of all prompts; KL in nats.
+
+    by_prompt: KL summed over each prompt, in order.
+    """
+
+    mean: float
+    p99: float
+    largest: float
+    top1: float
+    perplexity: float
+    by_prompt: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "kl_mean": self.mean, "kl_p99": self.p99, "kl_max": self.largest,
+            "top1_agreement": self.top1, "perplexity": self.perplexity,
+        }  # fmt: skip
+
+
+def kl(reference: Tensor, other: Tensor) -> Tensor:
+    """KL(reference || other) in nats at each position: f64[T] from logits [T, vocab].
+
+    Infinite where ``other`` is no distribution (NaN or infinite logits).
+    """
+    p, q = (x.double().log_softmax(-1) for x in (reference, other))
+    divergence = (p.exp() * (p - q)).sum(-1)
+    return torch.where(divergence.isnan(), torch.inf, divergence).clamp(min=0)
+
+
+def compare(reference: Sequence[Tensor], other: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> Divergence:
+    """``other`` against ``reference``, both logits [T, vocab] per prompt."""
+    each = [kl(r, o) for r, o in zip(reference, other, strict=True)]
+    every = torch.cat(each)
+    same = torch.cat([r.argmax(-1) == o.argmax(-1) for r, o in zip(reference, other, strict=True)])
+    return Divergence(
+        float(every.mean()),
+        float(every.quantile(0.99)),
+        float(every.max()),
+        float(same.double().mean()),
+        perplexity(other, prompts),
+        tuple(float(x.sum()) for x in each),
+    )
+
+
+def perplexity(logits: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> float:
+    """exp of the mean negative log-likelihood of each prompt's own next tokens."""
+    lost = [
+        torch.nn.functional.cross_entropy(x[:-1].double(), torch.tensor(list(ids[1:])), reduction="none")
+        for x, ids in zip(logits, prompts, strict=True)
+        if len(ids) > 1
+    ]
+    return float(torch.cat(lost).mean().exp()) if lost else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether flintc is as close to FP32 as another BF16 implementation.
+
+    ratio: of the pooled KLs, flintc's over the yardstick's. upper: 95 % bootstrap bound of it. passed: None where the
+    text is too short to tell.
+    """
+
+    passed: bool | None
+    ratio: float
+    upper: float
+    reason: str
+
+
+def judge(ours: Divergence, yardstick: Divergence, prompts: Sequence[Sequence[int]]) -> Verdict:
+    """The pooled bound: with 95 % confidence the ratio of summed KLs does not exceed BOUND.
+
+    Prompts are drawn again with replacement, both sums from the same draw.
+    """
+    pairs = torch.tensor([ours.by_prompt, yardstick.by_prompt], dtype=torch.float64).T
+    totals = pairs.sum(0)
+    ratio = float(totals[0] / totals[1])
+    draws = torch.randint(0, len(pairs), (_DRAWS, len(pairs)), generator=torch.Generator().manual_seed(0))
+    drawn = pairs[draws].sum(1)
+    upper = float((drawn[:, 0] / drawn[:, 1]).nan_to_num(torch.inf).quantile(0.95))
+    enough = len(prompts) >= LEAST_PROMPTS and all(len(ids) >= LEAST_TOKENS for ids in prompts)
+    said = f"pooled KL {ratio:.3f} times transformers' BF16, 95 % bound {upper:.3f}"
+    if not enough and upper <= BOUND:
+        return Verdict(None, ratio, upper, f"{said}; {LEAST_PROMPTS} prompts of {LEAST_TOKENS} tokens are needed")
+    passed = upper <= BOUND
+    return Verdict(passed, ratio, upper, f"{said}; {'at most' if passed else 'above'} {BOUND}")

@@ -1,0 +1,163 @@
+"""A checkpoint opened for verification: its graph after any pass, its weights, and what can run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flintc.bench.runners import CudaRunner, InterpretRunner, ReferenceRunner, Runner
+from flintc.errors import TokenizerError, UsageError
+from flintc.ir.graph import Graph
+from flintc.ir.plan import CompiledKernel, Plan
+from flintc.reference import Nvfp4
+from flintc.runtime.executor import Executor, forward
+from flintc.runtime.tokenizer import Tokenizer
+from flintc.spec import BoundModel
+
+if TYPE_CHECKING:
+    from flintc.bundle import Bundle
+
+BACKENDS = ("reference", "interpret", "cuda")
+
+
+@dataclass
+class Subject:
+    """What is verified.
+
+    weights: by value name, on the CPU until a CUDA runner moves them. tokenizer: or why there is none.
+    bundle: given by the user; its partition is then what runs. config: folder with a config.json in place of the
+    checkpoint's own.
+    """
+
+    path: Path
+    model: BoundModel
+    format: str
+    weights: Mapping[str, Tensor | Nvfp4]
+    tokenizer: Tokenizer | TokenizerError
+    bundle: Bundle | None = None
+    config: Path | None = None
+
+    def graph(self, after: str | None = None) -> Graph:
+        """The graph after the pass ``after`` (default: all of the pipeline, or the bundle's)."""
+        from flintc import api
+
+        if after is None and self.bundle is not None:
+            return self.bundle.plan.graph
+        return api.run_passes(self.model, self.format, stop_after=after).graph
+
+    def plan(self, after: str | None = None) -> Plan:
+        """Its kernels, rendered by this installation: nothing that a bundle holds as source is executed."""
+        from flintc.codegen.planner import plan
+
+        return plan(self.graph(after))
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the head."""
+        graph = self.graph("baseline")
+        vocab = graph.values[graph.outputs[0]].type.shape[-1]
+        assert isinstance(vocab, int)
+        return vocab
+
+    def tables(self, graph: Graph, positions: int, device: str = "cpu") -> dict[str, Tensor]:
+        """Constant tables of ``graph`` for so many positions."""
+        from flintc.runtime.storage import make_tables
+
+        return make_tables(graph, self.model, positions, device)
+
+    def runner(self, backend: str, after: str | None = None) -> Runner:
+        """What runs single launches of the graph after the pass ``after``."""
+        if backend == "reference":
+            return ReferenceRunner(self.graph(after))
+        if backend == "interpret":
+            return InterpretRunner(self.plan(after))
+        if backend != "cuda":
+            raise UsageError(f"unknown backend {backend!r}", remedy=f"choose from {', '.join(BACKENDS)}")
+        return CudaRunner(*self._compiled(after))
+
+    def executor(self, backend: str, context: int) -> Executor:
+        """What runs whole steps, for one sequence of up to ``context`` tokens."""
+        if backend == "cuda":
+            from flintc.runtime.cuda.executor import CudaExecutor
+
+            plan, compiled = self._compiled(None)
+            weights, tables = on_device(self.weights, "cuda"), self.tables(plan.graph, context, "cuda")
+            return CudaExecutor(plan, compiled, weights, tables, context, slots=1)
+        if backend == "interpret":
+            from flintc.runtime.interpret_executor import InterpretExecutor
+
+            plan = self.plan()
+            return InterpretExecutor(plan, self.weights, self.tables(plan.graph, context), context, slots=1)
+        from flintc.runtime.reference_executor import ReferenceExecutor
+
+        graph = self.graph("baseline")
+        return ReferenceExecutor(graph, self.weights, self.tables(graph, context), "rounded", context, slots=1)
+
+    def logits(self, backend: str, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Logits after each token of each prompt: f32[T, vocab] on the CPU."""
+        return run_prompts(self.executor(backend, max(map(len, prompts))), prompts)
+
+    def _compiled(self, after: str | None) -> tuple[Plan, Mapping[str, CompiledKernel]]:
+        """A plan and its machine code for the GPU that is here; the bundle's where there is one."""
+        major, minor = torch.cuda.get_device_capability()
+        target = f"sm_{major}{minor}"
+        if after is None and self.bundle is not None:
+            return self.bundle.plan, self.bundle.for_target(target)
+        from flintc.codegen.aot import compile_kernels
+
+        plan = self.plan(after)
+        made = compile_kernels(plan.kernels.values(), [target])
+        return plan, {name: made[name, target] for name in plan.kernels}
+
+
+def run_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Each prompt in a slot of its own, one after the other: f32[T, vocab]."""
+    made = []
+    for ids in prompts:
+        slot = executor.kv.add(len(ids))
+        made.append(forward(executor, slot, ids))
+        executor.kv.finish(slot)
+    return made
+
+
+def on_device(values: Mapping[str, Tensor | Nvfp4], device: str) -> dict[str, Tensor | Nvfp4]:
+    """The same values on ``device``."""
+    return {name: value.to(device) for name, value in values.items()}
+
+
+def open_subject(
+    path: str | Path,
+    *,
+    bundle: str | Path | None = None,
+    spec: str | Path | None = None,
+    config: Path | None = None,
+    tokenizer: Path | None = None,
+) -> Subject:
+    """Open a checkpoint, read its weights, and check a bundle against it. Errors as for :func:`flintc.load`."""
+    from flintc import api
+    from flintc.checkpoint import open_checkpoint
+    from flintc.runtime.hub import find_checkpoint
+    from flintc.runtime.loading import find_tokenizer
+    from flintc.spec import load_spec, spec_for
+
+    checkpoint = open_checkpoint(find_checkpoint(path), config)
+    match = checkpoint.spec_match
+    built = api.open_bundle(bundle)
+    chosen = load_spec(spec) if spec is not None else spec_for(match.architecture, match.gguf)
+    model = checkpoint.bind(chosen)
+    graph = api.run_passes(model, checkpoint.weights_format, stop_after="baseline").graph
+    if built is not None:
+        api.check_same_model(built, graph, checkpoint.weights_format)
+    weights = checkpoint.load(graph, model)
+    text = find_tokenizer(checkpoint, tokenizer, config)
+    return Subject(checkpoint.path, model, checkpoint.weights_format, weights, text, built, config)
+
+
+def default_backend() -> str:
+    """``cuda`` where there is a GPU, else ``reference``."""
+    return "cuda" if torch.cuda.is_available() else "reference"

@@ -1,0 +1,233 @@
+"""``flintc verify``: each kernel against the reference on real activations, the whole model against an FP32 forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flintc.bench.divergence import LEAST_TOKENS, Divergence, Verdict, compare, judge
+from flintc.bench.runners import ReferenceRunner, Runner, Values
+from flintc.bench.step import ROWS, StepInputs, new_caches, prepare_step, run_in_groups
+from flintc.bench.subject import Subject, default_backend
+from flintc.bench.tolerance import Difference, compare_value, roundings
+from flintc.errors import BackendError, UsageError
+from flintc.ir.graph import Graph, Launch
+from flintc.runtime.tokenizer import Tokenizer
+
+Progress = Callable[[int, int, str], None]
+
+#: Prompts by default: a few more than a verdict needs.
+PROMPTS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCheck:
+    """One kernel on real activations: the launch that stood for it, and the worst value that launch made."""
+
+    kernel: str
+    role: str
+    launch: str
+    launches: int
+    worst: Difference
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        names = ("kernel", "role", "launch", "launches")
+        return {**{name: getattr(self, name) for name in names}, **self.worst.to_json(), "passed": self.worst.passed}
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What ``flintc verify`` found; ``yardstick`` is transformers' BF16, ``exact`` the perplexity in FP32."""
+
+    checkpoint: str
+    weights: str
+    path: str
+    kernels_path: str
+    prompts: int
+    tokens: int
+    kernels: tuple[KernelCheck, ...]
+    ours: Divergence
+    yardstick: Divergence
+    exact: float
+    verdict: Verdict
+
+    @property
+    def passed(self) -> bool | None:
+        """Every kernel within its bound, and the model within the pooled one; None: too little text to tell."""
+        return self.verdict.passed if all(k.worst.passed for k in self.kernels) else False
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "checkpoint": self.checkpoint,
+            "weights": self.weights,
+            "path": self.path,
+            "kernels_path": self.kernels_path,
+            "prompts": self.prompts,
+            "tokens": self.tokens,
+            "kernels": [k.to_json() for k in self.kernels],
+            "flintc": self.ours.to_json(),
+            "transformers_bf16": self.yardstick.to_json(),
+            "perplexity_fp32": self.exact,
+            "ratio": self.verdict.ratio,
+            "ratio_upper": self.verdict.upper,
+            "reason": self.verdict.reason,
+            "passed": self.passed,
+        }
+
+
+def default_text() -> str:
+    """Text to measure on: parts of CPython's standard library (PSF License 2.0) that tiny-flint was not trained on."""
+    return resources.files("flintc.bench").joinpath("verify.txt").read_text(encoding="utf-8")
+
+
+def make_prompts(
+    subject: Subject, text: str | None, tokens: int | None = None, count: int = PROMPTS
+) -> list[list[int]]:
+    """Up to ``count`` prompts of ``tokens`` ids (default: enough to leave every window) cut from ``text``.
+
+    Random ids where the checkpoint has no tokenizer; UsageError for a text then, or one with fewer than two ids.
+    """
+    windows = [w for w in _windows(subject) if w is not None]
+    length = tokens or max(LEAST_TOKENS, max(windows, default=0) * 5 // 4)
+    length = min(length, subject.model.dims.get("context", length))
+    if not isinstance(subject.tokenizer, Tokenizer):
+        if text is not None:
+            raise UsageError(f"a text needs a tokenizer: {subject.tokenizer}")
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(subject.vocab, (count, length), generator=generator).tolist()
+    ids = subject.tokenizer.encode(text if text is not None else default_text())
+    whole = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)][:count]
+    if not whole and len(ids) < 2:
+        raise UsageError("the text is too short to predict anything in it")
+    return whole or [ids]
+
+
+def _windows(subject: Subject) -> Iterator[int | None]:
+    for op in subject.graph("baseline").ops.values():
+        if op.kind == "attention_partial":
+            window = op.attrs["window"]
+            yield window if isinstance(window, int) else None
+
+
+def step_prompts(subject: Subject, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """Prompts whose last tokens are the rows of a step: around the window's edge, short, and long."""
+    edge = next((w for w in _windows(subject) if w is not None), 32)
+    lengths = [edge, edge + 1, edge - 1, 1, edge // 2 + 1, 2 * edge, edge + edge // 4, 3 * edge]
+    return [ids[: max(1, min(n, len(ids)))] for ids, n in zip(_cycle(prompts), lengths[:ROWS], strict=False)]
+
+
+def _cycle(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
+    while True:
+        yield from prompts
+
+
+def check_kernels(
+    runner: Runner, inputs: StepInputs, *, every: bool = False, progress: Progress | None = None
+) -> list[KernelCheck]:
+    """Run launches on the values that the reference gives them, and compare what they make.
+
+    One launch for each kernel, from the middle of the model; ``every``: all of them, the worst of each kernel.
+    """
+    graph = runner.graph
+    reference = ReferenceRunner(graph, runner.device)
+    values: Values = {**inputs.values, **run_in_groups(reference, inputs, inputs.rows)}
+    shared = kernels_of(runner)
+    chosen = [x for uses in shared.values() for x in (uses if every else [uses[len(uses) // 2]])]
+    worst: dict[str, KernelCheck] = {}
+    for done, launch in enumerate(chosen, 1):
+        kernel = next(name for name, uses in shared.items() if launch in uses)
+        for found in compare_launch(runner, launch, inputs, values):
+            check = KernelCheck(kernel, launch.role, launch.name, len(shared[kernel]), found)
+            if kernel not in worst or found.excess > worst[kernel].worst.excess:
+                worst[kernel] = check
+        if progress is not None:
+            progress(done, len(chosen), launch.name)
+    return list(worst.values())
+
+
+def kernels_of(runner: Runner) -> dict[str, list[Launch]]:
+    """Launches by the kernel that serves them; by role where there are no kernels."""
+    plan = getattr(runner, "plan", None)
+    served = {x.name: x.kernel for x in plan.launches} if plan is not None else {}
+    found: dict[str, list[Launch]] = {}
+    for launch in runner.graph.launches:
+        found.setdefault(served.get(launch.name, launch.role), []).append(launch)
+    return found
+
+
+def compare_launch(runner: Runner, launch: Launch, inputs: StepInputs, values: Values) -> list[Difference]:
+    """Run one launch on ``values`` and compare each value that leaves it; the caches it writes are copies."""
+    graph = runner.graph
+    given = dict(values)
+    for name in graph.reads(launch):
+        tensor = values[name]
+        if graph.values[name].kind == "cache" and isinstance(tensor, Tensor):
+            given[name] = tensor.clone()
+    made = runner.run(launch, given, inputs.env) | new_caches(graph, launch, given)
+    rounds = roundings(graph, launch)
+    return [
+        compare_value(graph, launch, name, made[name], values, rounds[name])
+        for name in leaving(graph, launch)
+        if name in made
+    ]
+
+
+def leaving(graph: Graph, launch: Launch) -> list[str]:
+    """What a launch makes that another one reads, later versions of caches included."""
+    caches = [v for o in launch.ops if graph.ops[o].kind == "kv_write" for v in graph.ops[o].outputs]
+    return [*dict.fromkeys([*caches, *graph.writes(launch)])]
+
+
+def verify_model(
+    subject: Subject, prompts: Sequence[Sequence[int]], backend: str, device: str
+) -> tuple[Divergence, Divergence, float, Verdict]:
+    """flintc and transformers' BF16 against transformers' FP32; the perplexity in FP32; the verdict."""
+    exact, rounded = oracle_logits(subject, prompts, device)
+    ours = compare(exact, subject.logits(backend, prompts), prompts)
+    yardstick = compare(exact, rounded, prompts)
+    return ours, yardstick, compare(exact, exact, prompts).perplexity, judge(ours, yardstick, prompts)
+
+
+def oracle_logits(
+    subject: Subject, prompts: Sequence[Sequence[int]], device: str = "cpu"
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits of transformers in FP32 and in BF16. BackendError where transformers is not installed."""
+    try:
+        from flintc.bench.oracle import Oracle
+    except ImportError as error:
+        raise BackendError(f"verify needs transformers: {error}", remedy="pip install 'flintc[verify]'") from error
+    oracle = Oracle(subject.path, subject.config, device)
+    return oracle.logits(prompts, torch.float32), oracle.logits(prompts, torch.bfloat16)
+
+
+def verify(
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    backend: str | None = None,
+    kernels: str | None = None,
+    *,
+    every: bool = False,
+    progress: Progress | None = None,
+) -> Verification:
+    """Everything ``flintc verify`` reports.
+
+    backend: runs the whole model (default: cuda where there is a GPU, else reference). kernels: runs single launches
+    (default: cuda, else interpret). every: check each launch, not one per kernel.
+    """
+    here = default_backend()
+    backend, kernels = backend or here, kernels or ("cuda" if here == "cuda" else "interpret")
+    runner = subject.runner(kernels)
+    inputs = prepare_step(subject, step_prompts(subject, prompts), runner if kernels == "cuda" else None)
+    checks = check_kernels(runner, inputs, every=every, progress=progress)
+    ours, yardstick, exact, verdict = verify_model(subject, prompts, backend, "cuda" if here == "cuda" else "cpu")
+    return Verification(
+        str(subject.path), subject.format, backend, kernels, len(prompts), sum(map(len, prompts)),
+        tuple(checks), ours, yardstick, exact, verdict,
+    )  # fmt: skip
