@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flintc.spec import BoundModel, Spec
 
 Weights = Literal["bf16", "nvfp4"]
-Backend = Literal["interpret", "reference"]
+Backend = Literal["cuda", "interpret", "reference"]
 #: Called with (done, in all, name of what is being done).
 Progress = Callable[[int, int, str], None]
 
@@ -32,6 +32,8 @@ Progress = Callable[[int, int, str], None]
 MAX_BATCH = 8
 #: Sequences that a loaded model holds at once.
 SLOTS = 8
+#: Share of the GPU memory that weights leave free which KV pages may take.
+POOL_SHARE = 0.8
 
 
 def run_passes(
@@ -108,10 +110,11 @@ def load(
     """Load a checkpoint.
 
     path: a folder of safetensors, a ``.gguf`` file, or a hub id ``org/name[@revision]``. bundle: from
-    :func:`compile`, or its folder; its plan is what runs. backend: ``reference`` (torch, the default without a GPU),
-    ``interpret`` (generated kernels in Triton's interpreter) or ``cuda``. numerics: ``rounded``, or ``fp32`` for the
-    oracle (reference only). spec: in place of the one the checkpoint's architecture names. tokenizer, config: folders
-    in place of the checkpoint's own. context: most tokens of one sequence (default: the model's).
+    :func:`compile`, or its folder; its plan is what runs. device, backend: ``cuda`` (the default where there is a
+    GPU), or on the CPU ``reference`` (torch, the default there) or ``interpret`` (the generated kernels in Triton's
+    interpreter). numerics: ``rounded``, or ``fp32`` for the oracle (reference only). spec: in place of the one that
+    the checkpoint's architecture names. tokenizer, config: folders in place of the checkpoint's own. context: most
+    tokens of one sequence (default: the model's).
 
     Raises CheckpointError, BundleError, BackendError, UsageError, and TokenizerError for ``tokenizer``.
     """
@@ -129,8 +132,14 @@ def load(
     bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
     limit = _context(context, bound)
     graph = _step_graph(chosen, bound, checkpoint.weights_format, built)
-    weights = checkpoint.load(graph, bound, progress=progress, keep_fp32=numerics == "fp32")
-    executor = _executor(chosen, graph, weights, make_tables(graph, bound, limit), numerics, limit)
+    place = "cuda" if chosen == "cuda" else "cpu"
+    weights = checkpoint.load(graph, bound, place, progress, keep_fp32=numerics == "fp32")
+    tables = make_tables(graph, bound, limit, place)
+    executor = (
+        _cuda_executor(graph, weights, tables, limit, built)
+        if chosen == "cuda"
+        else _cpu_executor(chosen, graph, weights, tables, numerics, limit)
+    )
     defaults = find_defaults(checkpoint, own_config)
     return Model(executor, _vocab(graph), text, defaults, tuple(checkpoint.report.notes))
 
@@ -229,7 +238,7 @@ def _spec_for(spec: str | Path | Spec | None, bundle: Bundle | None, checkpoint:
 
 def _step_graph(backend: Backend, model: BoundModel, weights: str, bundle: Bundle | None) -> Graph:
     """The graph to run: the bundle's, else the model's, fused only where kernels are rendered for it."""
-    fused = run_passes(model, weights, stop_after=None if backend == "interpret" else "baseline").graph
+    fused = run_passes(model, weights, stop_after="baseline" if backend == "reference" else None).graph
     if bundle is None:
         return fused
     check_same_model(bundle, fused, weights)
@@ -271,7 +280,7 @@ def _vocab(graph: Graph) -> int:
     return vocab
 
 
-def _executor(
+def _cpu_executor(
     backend: Backend,
     graph: Graph,
     weights: Mapping[str, Tensor | Nvfp4],
@@ -289,19 +298,81 @@ def _executor(
     return ReferenceExecutor(graph, weights, tables, "fp32" if numerics == "fp32" else "rounded", context, SLOTS)
 
 
+def _cuda_executor(
+    graph: Graph,
+    weights: Mapping[str, Tensor | Nvfp4],
+    tables: Mapping[str, Tensor],
+    context: int,
+    bundle: Bundle | None,
+) -> Executor:
+    """The GPU backend on the bundle's machine code; without a bundle kernels are compiled here, and cached."""
+    import torch
+
+    from flintc.codegen.aot import compile_kernels
+    from flintc.codegen.planner import plan
+    from flintc.runtime.cuda.executor import CudaExecutor
+
+    target = gpu_target()
+    assert target is not None
+    pages = _pool_pages(graph, context, torch.cuda.mem_get_info()[0])
+    if bundle is not None:
+        compiled, batches = bundle.for_target(target), bundle.manifest.batches
+        return CudaExecutor(bundle.plan, compiled, weights, tables, context, SLOTS, batches, pages)
+    made = plan(graph)
+    built = compile_kernels(made.kernels.values(), [target])
+    compiled = {name: built[name, target] for name in made.kernels}
+    return CudaExecutor(made, compiled, weights, tables, context, SLOTS, pages=pages)
+
+
+def _pool_pages(graph: Graph, context: int, free: int) -> int:
+    """KV pages for every slot to be full, or as many as ``free`` bytes allow."""
+    from flintc.runtime.kv import KvLayout
+
+    layout = KvLayout.from_graph(graph)
+    wanted = SLOTS * -(-context // layout.page)
+    return min(wanted, int(free * POOL_SHARE) // layout.page_bytes()) if layout.table is not None else wanted
+
+
 def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:
+    """The backend that ``backend``, ``device`` and ``numerics`` ask for, if together they make sense."""
     if numerics not in ("rounded", "fp32"):
         raise UsageError(f"numerics is {numerics!r}", remedy="choose rounded or fp32")
-    chosen = backend or ("cuda" if device is not None and device.startswith("cuda") else "reference")
-    if chosen == "cuda":
-        raise BackendError("the cuda backend cannot load a model yet", remedy="choose reference or interpret")
-    if chosen not in ("interpret", "reference"):
-        raise UsageError(f"unknown backend {chosen!r}", remedy="choose cuda, interpret or reference")
-    if device not in (None, "cpu"):
-        raise UsageError(f"the {chosen} backend runs on the CPU, not on {device!r}")
-    if chosen == "interpret" and numerics == "fp32":
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"device is {device!r}", remedy="choose cpu or cuda")
+    match backend or _default_backend(device, numerics):
+        case "reference":
+            chosen: Backend = "reference"
+        case "interpret":
+            chosen = "interpret"
+        case "cuda":
+            chosen = "cuda"
+        case unknown:
+            raise UsageError(f"unknown backend {unknown!r}", remedy="choose cuda, interpret or reference")
+    if chosen != "reference" and numerics == "fp32":
         raise UsageError("kernels compute at the rounding points", remedy="use the reference backend for fp32")
-    return "interpret" if chosen == "interpret" else "reference"
+    if device not in (None, "cuda" if chosen == "cuda" else "cpu"):
+        raise UsageError(f"the {chosen} backend does not run on {device!r}")
+    if chosen == "cuda" and gpu_target() is None:
+        raise BackendError("there is no GPU here that kernels can be compiled for", remedy="load without device=cuda")
+    return chosen
+
+
+def _default_backend(device: str | None, numerics: str) -> str:
+    if device is None:
+        return "cuda" if numerics == "rounded" and gpu_target() else "reference"
+    return "cuda" if device == "cuda" else "reference"
+
+
+def gpu_target() -> str | None:
+    """Target of the GPU of this machine; None where there is none, or none that kernels are compiled for."""
+    import torch
+
+    from flintc.codegen.aot import TARGETS
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}" if f"sm_{major}{minor}" in TARGETS else None
 
 
 def _context(context: int | None, model: BoundModel) -> int:

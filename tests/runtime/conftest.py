@@ -29,6 +29,12 @@ def random_weights(graph, seed=0):
     return weights
 
 
+@pytest.fixture(autouse=True)
+def only_gpu_tests_find_a_gpu(request, monkeypatch):
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr("flintc.api.gpu_target", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def tiny():
     """(bound model, graph, weights) of tiny-flint: window 13, pages of 8, context 512."""

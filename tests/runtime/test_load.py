@@ -120,9 +120,10 @@ def test_tokenizer_of_another_folder(folder, tmp_path):
     ("options", "error", "words"),
     [
         ({"backend": "tpu"}, UsageError, "unknown backend 'tpu'"),
-        ({"backend": "cuda"}, BackendError, "cuda"),
-        ({"device": "cuda"}, BackendError, "cuda"),
-        ({"device": "mps"}, UsageError, "on the CPU, not on 'mps'"),
+        ({"device": "mps"}, UsageError, "device is 'mps'"),
+        ({"device": "cuda", "backend": "reference"}, UsageError, "reference backend does not run on 'cuda'"),
+        ({"device": "cpu", "backend": "cuda"}, UsageError, "cuda backend does not run on 'cpu'"),
+        ({"device": "cuda", "numerics": "fp32"}, UsageError, "rounding points"),
         ({"numerics": "fp16"}, UsageError, "choose rounded or fp32"),
         ({"backend": "interpret", "numerics": "fp32"}, UsageError, "rounding points"),
         ({"context": 129}, UsageError, "between 1 and the model's 128"),
@@ -133,6 +134,12 @@ def test_tokenizer_of_another_folder(folder, tmp_path):
 )
 def test_impossible_loads(folder, options, error, words):
     with pytest.raises(error, match=words):
+        flintc.load(folder, **options)
+
+
+@pytest.mark.parametrize("options", [{"backend": "cuda"}, {"device": "cuda"}])
+def test_cuda_without_a_gpu(folder, options):
+    with pytest.raises(BackendError, match="no GPU here"):
         flintc.load(folder, **options)
 
 
