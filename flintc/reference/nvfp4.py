@@ -65,6 +65,10 @@ class Nvfp4:
             return self.scale
         return self.scale[..., None].expand(rows)
 
+    def with_row_scales(self) -> Nvfp4:
+        """The same weight with its tensor scale spread over output rows, as kernels read it."""
+        return Nvfp4(self.codes, self.scales, self.row_scale().contiguous())
+
     def unscaled(self) -> Tensor:
         """code * block scale, without the tensor scale: bf16 [..., N, K], exact."""
         table = torch.tensor(E2M1, dtype=torch.float32, device=self.device)

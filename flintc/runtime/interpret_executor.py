@@ -14,7 +14,7 @@ from flintc.ir.types import resolve
 from flintc.reference import Nvfp4
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.storage import KvStorage, rows_of_tables
-from flintc.runtime.values import TORCH_DTYPES, attention_chunk, first_versions
+from flintc.runtime.values import TORCH_DTYPES, attention_chunk, first_versions, for_kernels
 
 #: Rows of a step as kernels are captured for them; others are padded up.
 BATCHES = (1, 2, 4, 8)
@@ -49,7 +49,7 @@ class InterpretExecutor:
         self._kernels: dict[str, Callable[[tuple[int, int, int], Sequence[Any]], None]] = {
             name: load_interpreted(kernel) for name, kernel in plan.kernels.items()
         }
-        self._given = {**weights, **tables}
+        self._given = for_kernels({**weights, **tables})
         self._storage = KvStorage(self.kv, torch.bfloat16)
         self._chunk = attention_chunk(plan.graph)
         self._stored = first_versions(plan.graph)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from flintc.ir.graph import Graph
 from flintc.ir.types import DType
+from flintc.reference.nvfp4 import Nvfp4
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
 
@@ -25,3 +29,8 @@ def first_versions(graph: Graph) -> dict[str, str]:
         if op.kind == "kv_write":
             first[op.outputs[0]] = first.get(op.inputs[2], op.inputs[2])
     return first
+
+
+def for_kernels(tensors: Mapping[str, Tensor | Nvfp4]) -> dict[str, Tensor | Nvfp4]:
+    """Tensors as kernels read them: the scale of a packed weight is one number per output row."""
+    return {name: t.with_row_scales() if isinstance(t, Nvfp4) else t for name, t in tensors.items()}

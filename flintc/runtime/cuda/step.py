@@ -12,7 +12,7 @@ from flintc.ir.plan import Arg, CompiledKernel, Plan, PlannedLaunch
 from flintc.ir.types import resolve
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.driver import LoadedKernel, PreparedLaunch, load_kernel
-from flintc.runtime.values import TORCH_DTYPES, first_versions
+from flintc.runtime.values import TORCH_DTYPES, first_versions, for_kernels
 
 
 class DeviceStep:
@@ -33,7 +33,7 @@ class DeviceStep:
         self.plan = plan
         self.batches = tuple(sorted(batches))
         self.symbols = dict(symbols)
-        self.tensors = dict(tensors)
+        self.tensors = for_kernels(tensors)
         self._first = first_versions(plan.graph)
         self.device = next(t.device for t in tensors.values() if isinstance(t, Tensor))
         self.kernels: dict[str, LoadedKernel] = {
