@@ -16,8 +16,8 @@ _LARGEST_BYTE = 0x7E
 #: Magnitudes of codes 0..7, and the values halfway between neighbours.
 _LEVELS = E2M1[:8]
 _MIDDLES = tuple((a + b) / 2 for a, b in pairwise(_LEVELS))
-#: Values searched at once; bounds memory.
-_CHUNK = 1 << 22
+#: Values searched at once: bounds memory, and fits a cache.
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,21 @@ def _best_scales(magnitudes: Tensor) -> Tensor:
 
 def _nearest(magnitudes: Tensor, scales: Tensor) -> Tensor:
     """Codes 0..7 nearest to ``magnitudes`` [R, B, 16] under block scales [R, B]; all zero where a scale is."""
-    numbers = scales.view(torch.float8_e4m3fn).float()[..., None]
     middles = torch.tensor(_MIDDLES, device=magnitudes.device)
-    return torch.bucketize(magnitudes / numbers.clamp(min=2.0**-9), middles).to(torch.uint8)
+    return torch.bucketize(magnitudes / _spread(scales), middles).to(torch.uint8)
 
 
 def _squared_error(magnitudes: Tensor, scales: Tensor) -> Tensor:
-    """Sum of squared errors per block, f32 [R, B]."""
-    levels = torch.tensor(_LEVELS, device=magnitudes.device)
-    numbers = scales.view(torch.float8_e4m3fn).float()[..., None]
-    return (levels[_nearest(magnitudes, scales).int()] * numbers - magnitudes).square().sum(-1)
+    """Sum of squared errors per block, f32 [R, B], each value at its nearest level."""
+    spread = _spread(scales)
+    x = magnitudes / spread
+    # Levels are 0.5 apart up to 2, 1 apart up to 4, 2 apart up to 6: several times faster than a look-up.
+    levels = x.clamp(max=2).mul_(2).round_().mul_(0.5)
+    levels += x.clamp(2, 4).sub_(2).round_()
+    levels += x.clamp_(4, 6).sub_(4).mul_(0.5).round_().mul_(2)
+    return levels.mul_(spread).sub_(magnitudes).square_().sum(-1)
+
+
+def _spread(scales: Tensor) -> Tensor:
+    """Block scales as numbers f32 [R, B, 1]; the smallest positive one in place of zero."""
+    return scales.view(torch.float8_e4m3fn).float().clamp(min=2.0**-9)[..., None]
