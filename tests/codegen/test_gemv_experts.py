@@ -15,11 +15,20 @@ from flintc.ir.graph import Graph
 from flintc.ir.types import DType
 
 #: Ragged tiles of rows and of K, two tiles of K for every product.
-RAGGED = Sizes(hidden=160, experts=8, chosen=3, expert_width=96, shared_width=224)
+RAGGED = {
+    "bf16": Sizes(hidden=44, experts=8, chosen=3, expert_width=36, shared_width=52),
+    "nvfp4": Sizes(hidden=160, experts=5, chosen=2, expert_width=160, shared_width=192),
+}
+SMALL = RAGGED["bf16"]
 #: As many experts as leave no column for the shared one.
-MANY = replace(RAGGED, experts=12, chosen=8)
+MANY = replace(SMALL, experts=12, chosen=8)
 FULL = Sizes(experts=8)
-WEIGHTS = ["bf16", "nvfp4"]
+
+#: Formats and batches: every batch in one of them.
+CASES = [("bf16", 1), ("bf16", 3), ("bf16", 8), ("nvfp4", 3)]
+
+# Activations of exact values are large; silu of a very negative gate divides by infinity, as it should.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 
 def inputs(sizes: Sizes, graph: Graph, batch: int, exact: bool = True, seed: int = 0) -> Inputs:
@@ -35,30 +44,28 @@ def both(graph: Graph, given: Inputs, batch: int) -> tuple[dict[str, Tensor], di
     return interpret(graph, given, B=batch), reference(graph, given)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("weights", "batch"), CASES)
 @pytest.mark.parametrize("own", [False, True], ids=["shared-row", "own-rows"])
 @pytest.mark.parametrize("out", ["bf16", "f32"])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_expert_linear_of_exact_values_is_exact(own: bool, out: str, batch: int, weights: DType) -> None:
-    graph = expert_linear(RAGGED, own, out, weights)
-    got, expected = both(graph, inputs(RAGGED, graph, batch), batch)
+def test_expert_linear_of_exact_values_is_exact(own: bool, out: str, weights: DType, batch: int) -> None:
+    graph = expert_linear(RAGGED[weights], own, out, weights)
+    got, expected = both(graph, inputs(RAGGED[weights], graph, batch), batch)
     assert torch.equal(got["y"], expected["y"])
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("weights", "batch"), CASES)
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared"])
-@pytest.mark.parametrize("batch", [1, 3, 8])
-def test_expert_gate_up(shared: bool, batch: int, weights: DType) -> None:
-    graph = expert_gate_up(RAGGED, shared, weights)
-    got, expected = both(graph, inputs(RAGGED, graph, batch), batch)
+def test_expert_gate_up(shared: bool, weights: DType, batch: int) -> None:
+    graph = expert_gate_up(RAGGED[weights], shared, weights)
+    got, expected = both(graph, inputs(RAGGED[weights], graph, batch), batch)
     for name in graph.outputs:
         assert_close(got[name], expected[name])
 
 
-@pytest.mark.parametrize("shared_width", [8, 96, 800])
+@pytest.mark.parametrize("shared_width", [8, 36, 300])
 def test_shared_expert_of_any_width(shared_width: int) -> None:
     """Fewer, as many and many more columns than an expert."""
-    sizes = replace(RAGGED, shared_width=shared_width)
+    sizes = replace(SMALL, shared_width=shared_width)
     graph = expert_gate_up(sizes, shared=True)
     got, expected = both(graph, inputs(sizes, graph, 3), 3)
     for name in graph.outputs:
@@ -68,20 +75,27 @@ def test_shared_expert_of_any_width(shared_width: int) -> None:
     assert_close(got["total"], expected["total"])
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("weights", "batch"), CASES)
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared"])
-@pytest.mark.parametrize(("sizes", "batch"), [(RAGGED, 1), (RAGGED, 3), (RAGGED, 8), (MANY, 3)])
-def test_expert_down(sizes: Sizes, batch: int, shared: bool, weights: DType) -> None:
+def test_expert_down(shared: bool, weights: DType, batch: int) -> None:
+    check_down(RAGGED[weights], shared, batch, weights)
+
+
+def test_expert_down_of_more_products_than_eight_columns() -> None:
+    check_down(MANY, shared=False, batch=1)
+    check_down(MANY, shared=True, batch=3)
+
+
+def check_down(sizes: Sizes, shared: bool, batch: int, weights: DType = "bf16") -> None:
     graph = expert_down(sizes, shared, weights)
     got, expected = both(graph, inputs(sizes, graph, batch), batch)
     (output,) = graph.outputs
     assert_close(got[output], expected[output])
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_a_row_is_the_same_alone_and_in_a_batch(weights: DType) -> None:
-    for graph in (expert_gate_up(RAGGED, True, weights), expert_down(RAGGED, True, weights), route(RAGGED, True)):
-        given = inputs(RAGGED, graph, 8, exact=False)
+def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
+    for graph in (expert_gate_up(SMALL, True), expert_down(SMALL, True), route(SMALL, True)):
+        given = inputs(SMALL, graph, 8, exact=False)
         together = interpret(graph, given, B=8)
         for row in (0, 5):
             alone = interpret(graph, rows_of(given, graph, row), B=1)
@@ -91,7 +105,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(weights: DType) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_router(batch: int) -> None:
-    graph = router(replace(RAGGED, experts=10))
+    graph = router(replace(SMALL, experts=10))
     got, expected = both(graph, Data(batch, exact=True).inputs(graph), batch)
     assert torch.equal(got["logits"], expected["logits"])
 
@@ -100,8 +114,8 @@ def test_router(batch: int) -> None:
 @pytest.mark.parametrize("score", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_route(add: bool, score: str, batch: int) -> None:
-    graph = route(replace(RAGGED, experts=10), add, score)
-    got, expected = both(graph, inputs(RAGGED, graph, batch, exact=False), batch)
+    graph = route(replace(SMALL, experts=10), add, score)
+    got, expected = both(graph, inputs(SMALL, graph, batch, exact=False), batch)
     check_route(got, expected)
     if add:
         assert torch.equal(got["residual.1"], expected["residual.1"])
@@ -116,9 +130,9 @@ def check_route(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def test_equal_logits_choose_the_lower_expert() -> None:
-    graph = route(RAGGED, add=False)
-    given = inputs(RAGGED, graph, 1)
-    given["w"] = torch.ones(RAGGED.experts, RAGGED.hidden)
+    graph = route(SMALL, add=False)
+    given = inputs(SMALL, graph, 1)
+    given["w"] = torch.ones(SMALL.experts, SMALL.hidden)
     got = interpret(graph, given, B=1)
     assert got["ids"].tolist() == [[0, 1, 2]]
     assert got["mix"].unique().numel() == 1
@@ -131,7 +145,7 @@ def test_route_at_full_width() -> None:
     check_route(got, expected)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", RAGGED)
 def test_experts_at_full_width(weights: DType) -> None:
     for graph in (expert_gate_up(FULL, True, weights), expert_down(FULL, True, weights)):
         got, expected = both(chained(graph, 16), inputs(FULL, graph, 1), 1)
