@@ -12,7 +12,11 @@ from tolerance import assert_close
 from torch import Tensor
 
 from flintc.codegen.families.attention import SEGMENT
+from flintc.codegen.planner import plan
+from flintc.errors import VerificationError
+from flintc.ir.build import build
 from flintc.reference import run_launch
+from flintc.spec import bind_defaults, load_spec
 
 FULL, WINDOW = Sizes(), Sizes(window=13)
 
@@ -191,3 +195,9 @@ def test_full_width(window: int | None, positions: list[int]) -> None:
     """Flint's own sizes, around the edge of its window."""
     sizes = Sizes(heads=32, kv_heads=4, head=128, page=64, chunk=512, window=window)
     check(rows(sizes, positions, list(range(len(positions)))))
+
+
+def test_no_kernel_before_attention_is_lowered() -> None:
+    graph = build(bind_defaults(load_spec("tiny-flint")))
+    with pytest.raises(VerificationError, match=r"L0\.attention: attention has no kernel before it is lowered"):
+        plan(graph)

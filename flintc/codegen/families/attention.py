@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flintc.codegen.selection import Selection, Selector, Signature, columns, ops_of, power_of_two
+from flintc.errors import VerificationError
 from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.ops import splits
 from flintc.ir.types import Dim
@@ -30,7 +31,10 @@ Constants = dict[str, int | float | bool]
 
 def attention(graph: Graph, launch: Launch) -> Selection:
     """``attention_partial`` alone, or with its ``attention_merge`` in one launch (the role ``attention``)."""
-    (op,), merges = ops_of(graph, launch, "attention_partial"), ops_of(graph, launch, "attention_merge")
+    partials, merges = ops_of(graph, launch, "attention_partial"), ops_of(graph, launch, "attention_merge")
+    if not partials:
+        raise VerificationError(f"launch {launch.name}: attention has no kernel before it is lowered to partials")
+    (op,) = partials
     sig = Signature(graph, launch)
     for name, value in zip(("q", "cache", "positions", "seqs", "block_table"), op.inputs, strict=True):
         sig.value(name, value)
