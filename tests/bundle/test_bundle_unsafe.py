@@ -24,7 +24,7 @@ def test_a_store_above_the_wait(tmp_path: Path) -> None:
     wait, *reads, write_s, write_y = path
     kernel = replace(plan.kernels["add"], paths=((write_s, wait, *reads, write_y),))
     unsafe = replace(plan, kernels={"add": kernel})
-    with pytest.raises(BundleError, match="launch add: it stores to s in b0 above its wait.*store-above-wait") as error:
+    with pytest.raises(BundleError, match=r"launch add: it stores to s in b0 above its wait") as error:
         load_bundle(written(unsafe, tmp_path / "unsafe"))
     assert "plan.json" in error.value.message and error.value.remedy is None
     assert load_bundle(written(plan, tmp_path / "safe")).plan == plan

@@ -1,0 +1,169 @@
+"""Each rule refuses what breaks it, and says where: the launch, the value, its memory, the other launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+from graphs import baseline
+from judge import SPECS
+from plan_mutants import KINDS, Mutant
+
+from flintc.codegen.planner import plan
+from flintc.errors import VerificationError
+from flintc.ir.plan import Arg, Effect, Path, Plan
+from flintc.ir.types import TensorType
+from flintc.passes import PASSES, run_pipeline
+from flintc.safety import RULES, check_plan, find_hazards
+
+
+@cache
+def sound() -> Plan:
+    """A model of three layers after the whole pipeline."""
+    return plan(run_pipeline(baseline(SPECS[0]), list(PASSES)).graph)
+
+
+def with_paths(launch: str, edit: Callable[[Path], Path], waits: bool = True) -> Plan:
+    """The sound plan with every path of one launch's kernel edited."""
+    (planned,) = (x for x in sound().launches if x.name == launch)
+    kernel = sound().kernels[planned.kernel]
+    changed = replace(kernel, name="changed", paths=tuple(edit(p) for p in kernel.paths), waits=waits)
+    launches = tuple(replace(x, kernel="changed") if x.name == launch else x for x in sound().launches)
+    return replace(sound(), kernels={**sound().kernels, "changed": changed}, launches=launches)
+
+
+def pathless(launch: str) -> Plan:
+    """The sound plan with a kernel that does not say what it does."""
+    name = next(x.kernel for x in sound().launches if x.name == launch)
+    return replace(sound(), kernels={**sound().kernels, name: replace(sound().kernels[name], paths=())})
+
+
+def with_arg(launch: str, param: str, arg: Arg) -> Plan:
+    (planned,) = (x for x in sound().launches if x.name == launch)
+    names = [p.name for p in sound().kernels[planned.kernel].params]
+    args = tuple(arg if name == param else a for name, a in zip(names, planned.args, strict=True))
+    launches = tuple(replace(x, args=args) if x.name == launch else x for x in sound().launches)
+    return replace(sound(), launches=launches)
+
+
+def without(*kinds: str) -> Callable[[Path], Path]:
+    return lambda path: tuple(e for e in path if e.kind not in kinds)
+
+
+def first(kind: str, param: str = "") -> Callable[[Path], Path]:
+    """Moves an effect to the beginning."""
+
+    def edit(path: Path) -> Path:
+        moved = [e for e in path if (e.kind, e.param) == (kind, param)]
+        return (*(replace(e, last=()) for e in moved), *(e for e in path if e not in moved))
+
+    return edit
+
+
+def changed(edit: Callable[[Effect], Effect], kind: str, param: str = "") -> Callable[[Path], Path]:
+    return lambda path: tuple(edit(e) if e.kind == kind and param in ("", e.param) else e for e in path)
+
+
+def placed(value: str, buffer: str) -> Plan:
+    held, type = sound().buffers[buffer], sound().graph.values[value].type
+    buffers = {**sound().buffers, buffer: replace(held, types=(*held.types, type))}
+    return replace(sound(), buffers=buffers, placement={**sound().placement, value: buffer})
+
+
+def where(value: str) -> str:
+    return sound().placement[value]
+
+
+def typed(value: str, type: TensorType) -> Plan:
+    values = {**sound().graph.values, value: replace(sound().graph.values[value], type=type)}
+    return replace(sound(), graph=replace(sound().graph, values=values))
+
+
+UNSURE = changed(lambda e: replace(e, sure=False), "wait")
+UNGUARDED = changed(lambda e: replace(e, guards=()), "write", "cache_ptr")
+
+CASES: list[tuple[str, str, Callable[[], Plan], str]] = [
+    ("launches", "embed", lambda: replace(sound(), launches=sound().launches[1:]), "0 times in the plan"),
+    ("launches", "L0.down", lambda: pathless("L0.down"), "does not state its effects"),
+    ("operands", "L0.down", lambda: with_arg("L0.down", "x_ptr", Arg("value", "L0.h")), "never reads L0.act"),
+    ("operands", "L0.down", lambda: with_arg("L0.down", "y_ptr", Arg("value", "L0.x")), "never writes L0.x.1"),
+    ("attribute", "L0.down", lambda: with_paths("L0.down", lambda p: p, waits=False), "lacks the attribute"),
+    ("attribute", "L0.down", lambda: with_paths("L0.down", without("wait")), "never waits"),
+    ("wait-once", "L0.down", lambda: with_paths("L0.down", lambda p: (*p, Effect("wait"))), "waits 2 times"),
+    ("wait-once", "L0.down", lambda: with_paths("L0.down", UNSURE), "in a loop or under a condition"),
+    ("wait-once", "L1.expert_gate_up", lambda: with_paths("L1.expert_gate_up", lambda p: without("wait")(p) if
+      len(p) == 2 else p), "waits 0 times"),
+    ("store-above-wait", "L0.down", lambda: with_paths("L0.down", first("write", "y_ptr")), "stores to L0.x.1 in"),
+    ("store-above-wait", "L0.qkv", lambda: with_paths("L0.qkv", first("arrive", "arrivals_ptr")), "L0.qkv.arrivals"),
+    ("load-above-wait", "L0.down", lambda: with_paths("L0.down", first("read", "x_ptr")),
+     "loads L0.act in buffer2 above its wait, while launch L0.gate_up may be writing there"),
+    ("load-above-wait", "L0.add_norm", lambda: with_paths("L0.add_norm", first("read", "residual_ptr")),
+     "while launch embed may be writing there"),
+    ("load-above-wait", "L1.attention", lambda: with_paths("L1.attention", first("read", "cache_ptr")),
+     "loads L1.cache.1 in L1.cache above its wait, while launch L1.qkv may be writing there"),
+    ("load-above-wait", "L0.qkv", lambda: with_paths("embed", first("trigger")),
+     "loads positions above its wait, while the caller or the step before may be writing there"),
+    ("order", "L0.down", lambda: with_paths("L0.gate_up", without("wait")), "no wait in between holds it back"),
+    ("content", "L0.add_norm", lambda: placed("L0.x", where("residual")), "which holds L0.x since launch L0.o_proj"),
+    ("content", "", lambda: replace(sound(), graph=replace(sound().graph, outputs=("L0.h",))), "should end with L0.h in"),
+    ("inside-launch", "L0.down", lambda: placed("L0.x.1", where("L0.act")), "while another reads L0.act there"),
+    ("inside-launch", "L1.route", lambda: with_paths("L1.route", changed(lambda e: replace(e, last=()), "read")),
+     "one program writes L1.logits"),
+    ("inside-launch", "L1.route", lambda: with_paths("L1.route", changed(lambda e: replace(e, last=()), "write")),
+     "whether or not it arrived last at L1.route.arrivals and read L1.logits"),
+    ("counter", "L1.route", lambda: with_paths("L1.route", without("reset")), "does not put counter"),
+    ("counter", "L1.route", lambda: with_paths("L1.route", changed(lambda e: replace(e, guards=()), "reset")),
+     "by others than its last arriver"),
+    ("counter", "L1.route", lambda: with_arg("L1.route", "arrivals_ptr", Arg("value", "L1.chosen")), "is no counter"),
+    ("counter", "L0.attention", lambda: with_arg("L0.attention", "rows_ptr",
+     Arg("scratch", "L0.attention.segments")), "serves two groups"),
+    ("padding", "L1.qkv", lambda: with_paths("L1.qkv", UNGUARDED), "writes L1.cache.1 for rows whatever"),
+    ("ring", "L1.qkv", lambda: typed("block_table.w13", TensorType("i32", ("Q", 2))), "L1.cache has 3*Q pages"),
+    ("capacity", "L0.gate_up", lambda: typed("L0.act", TensorType("bf16", ("B", 1 << 20))), "not laid out for"),
+]  # fmt: skip
+
+
+def test_the_sound_plan_is_sound() -> None:
+    assert find_hazards(sound()) == []
+
+
+@pytest.mark.parametrize(("rule", "launch", "make", "said"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
+def test_a_broken_rule_is_named(rule: str, launch: str, make: Callable[[], Plan], said: str) -> None:
+    hazards = find_hazards(make())
+    assert any(h.rule == rule and h.launch == launch and said in str(h) for h in hazards), [str(h) for h in hazards]
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule for rule, *_ in CASES} == set(RULES)
+
+
+def test_a_ring_one_page_too_small() -> None:
+    """A window of 13 and 8 rows need 20 positions: 2 pages of 8 are too few."""
+    small = KINDS["small-ring"]
+    for seed in range(20):
+        mutant = small(sound(), Random(seed))
+        assert isinstance(mutant, Mutant)
+        message = str(next(h for h in find_hazards(mutant.plan) if h.rule == "ring"))
+        assert "positions loses the oldest of a window of 13 while 8 rows are written" in message
+
+
+def test_the_error_names_everything() -> None:
+    with pytest.raises(VerificationError) as error:
+        check_plan(with_paths("L0.down", first("read", "x_ptr")))
+    assert error.value.message == (
+        "the plan of short-flint has a hazard: launch L0.down: it loads L0.act in buffer2 above its wait, while launch "
+        "L0.gate_up may be writing there (rule load-above-wait: nothing is loaded above the wait that a launch still "
+        "running may write)"
+    )
+
+
+def test_many_hazards_make_one_line() -> None:
+    mutant = placed("L0.x", where("residual"))
+    for name in list(mutant.placement)[:12]:
+        mutant = replace(mutant, placement={**mutant.placement, name: "buffer0"})
+    with pytest.raises(VerificationError) as error:
+        check_plan(mutant)
+    assert "\n" not in error.value.message and error.value.message.endswith("; ...")
