@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -12,7 +12,7 @@ from importlib import resources
 import jinja2
 
 from flintc.codegen.selection import Selection
-from flintc.ir.graph import Graph, Launch
+from flintc.ir.graph import Dependent, Graph, Launch
 from flintc.ir.ops import OPS
 
 _PACKAGE = resources.files("flintc.codegen")
@@ -81,8 +81,14 @@ def _environment() -> jinja2.Environment:
 
 
 def render(graph: Graph, launch: Launch, selection: Selection, entry: str) -> str:
-    """Source of the kernel file: header, the helpers it uses, the entry."""
-    dependent = launch.dependent
+    """Source of the kernel file of a launch: header, the helpers it uses, the entry."""
+    return render_kernel(selection, entry, _rounding(graph, launch), launch.dependent)
+
+
+def render_kernel(
+    selection: Selection, entry: str, notes: Sequence[str] = (), dependent: Dependent | None = None
+) -> str:
+    """Source of a kernel file; ``notes`` are lines of its header."""
     body = _environment().get_template(selection.template).render(
         entry=entry,
         doc=selection.doc,
@@ -94,18 +100,19 @@ def render(graph: Graph, launch: Launch, selection: Selection, entry: str) -> st
     )  # fmt: skip
     body = re.sub(r"\n{2,}(?= )", "\n", body).strip()
     used = _names(ast.parse(body))
-    parts = [_header(graph, launch, selection), "import triton\nimport triton.language as tl"]
+    parts = [_header(selection, notes), "import triton\nimport triton.language as tl"]
     known = helpers()
     parts += [known[name].source for name in _closure(used)]
     return "\n\n\n".join([*parts, body]) + "\n"
 
 
-def _header(graph: Graph, launch: Launch, selection: Selection) -> str:
-    """What the kernel computes, op by op with its rounding, and the constants it is bound to."""
-    lines = [selection.doc, "", "Ops:"]
-    for name in launch.ops:
-        op = graph.ops[name]
-        lines.append(f"  {op.kind}: {OPS[op.kind].rounding}")
-    lines.append("")
-    lines.append("Bound: " + ", ".join(f"{k}={v}" for k, v in selection.constants.items()))
-    return '"""' + "\n".join(lines) + '\n"""'
+def _rounding(graph: Graph, launch: Launch) -> list[str]:
+    """What the kernel computes, op by op with its rounding."""
+    ops = [graph.ops[name].kind for name in launch.ops]
+    return ["Ops:", *(f"  {kind}: {OPS[kind].rounding}" for kind in ops), ""]
+
+
+def _header(selection: Selection, notes: Sequence[str]) -> str:
+    """What the kernel is, and the constants it is bound to."""
+    bound = "Bound: " + ", ".join(f"{k}={v}" for k, v in selection.constants.items())
+    return '"""' + "\n".join([selection.doc, "", *notes, bound]) + '\n"""'

@@ -73,10 +73,13 @@ class Signature:
 
     def counters(self, name: str, count: Dim) -> None:
         """Pass ``count`` zeroed arrival counters of this launch as ``{name}_ptr``."""
-        scratch = Scratch(f"{self.launch.name}.{name}", TensorType("i32", (count,)))
-        self.scratches.append(scratch)
-        self.params.append(Param(f"{name}_ptr", "*i32"))
-        self.args.append(Arg("scratch", scratch.name))
+        self.memory(name, f"{self.launch.name}.{name}", TensorType("i32", (count,)))
+
+    def memory(self, name: str, scratch: str, type: TensorType) -> None:
+        """Pass memory called ``scratch``, no value of the graph, as ``{name}_ptr``."""
+        self.scratches.append(Scratch(scratch, type))
+        self.params.append(Param(f"{name}_ptr", POINTERS[type.dtype]))
+        self.args.append(Arg("scratch", scratch))
 
     def select(
         self,

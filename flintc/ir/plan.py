@@ -134,10 +134,25 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory a kernel needs besides values: arrival counters. Zeroed once, left zero by every launch."""
+    """Memory a kernel needs besides values. Arrival counters are zeroed once, and left zero by every launch."""
 
     name: str
     type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Launches that choose each row's next token on the device, after the step's: no part of it, counted apart.
+
+    They read the logits, and write ``ids`` and ``positions`` of the rows' next step besides what ``memory`` holds:
+    ``requests``, words that the caller writes ahead of the step (see :mod:`flintc.codegen.sampler`), ``tokens`` (-1
+    where logits are not finite) and ``logprobs``. Their kernels do not wait, so that each runs by itself: after
+    everything before it, and before everything after it. most: the largest top-k that they can serve.
+    """
+
+    launches: tuple[PlannedLaunch, ...]
+    memory: Mapping[str, Scratch]
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +160,7 @@ class Plan:
     """Everything needed to run one forward step.
 
     buffers: by name; ``placement`` maps each activation that lives in device memory to its buffer.
+    sampler: its kernels are among ``kernels``, its launches not among ``launches``.
     """
 
     graph: Graph
@@ -153,3 +169,4 @@ class Plan:
     buffers: Mapping[str, Buffer]
     placement: Mapping[str, str]
     scratch: Mapping[str, Scratch]
+    sampler: Sampler | None = None

@@ -23,6 +23,7 @@ from flintc.ir.plan import (
     ParamType,
     Plan,
     PlannedLaunch,
+    Sampler,
     Scratch,
 )
 from flintc.ir.types import DTYPES, SYMBOLS, Dim, TensorType
@@ -225,8 +226,18 @@ def plan_to_json(plan: Plan) -> Json:
         "launches": [_planned_to_json(x) for x in plan.launches],
         "buffers": [{"name": b.name, "types": [_type_to_json(t) for t in b.types]} for b in plan.buffers.values()],
         "placement": dict(plan.placement),
-        "scratch": [{"name": s.name, **_type_to_json(s.type)} for s in plan.scratch.values()],
+        "scratch": _memory_to_json(plan.scratch),
+        **_given(sampler=plan.sampler and _sampler_to_json(plan.sampler)),
     }
+
+
+def _memory_to_json(memory: Mapping[str, Scratch]) -> list[Json]:
+    return [{"name": s.name, **_type_to_json(s.type)} for s in memory.values()]
+
+
+def _sampler_to_json(sampler: Sampler) -> Json:
+    launches = [_planned_to_json(x) for x in sampler.launches]
+    return {"launches": launches, "memory": _memory_to_json(sampler.memory), "most": sampler.most}
 
 
 def _kernel_to_json(kernel: Kernel) -> Json:
@@ -256,6 +267,8 @@ def _planned_to_json(launch: PlannedLaunch) -> Json:
 # JSON -> Plan
 
 _PLAN = frozenset({"graph", "kernels", "launches", "buffers", "placement", "scratch"})
+_PLAN_MORE = frozenset({"sampler"})
+_SAMPLER = frozenset({"launches", "memory", "most"})
 _KERNEL = frozenset(
     {"name", "source", "params", "constants", "num_warps", "num_stages", "waits", "max_registers", "paths"}
 )
@@ -267,7 +280,7 @@ _ARG = frozenset({"kind", "ref"})
 
 def plan_from_json(data: Any) -> Plan:
     """The plan that :func:`plan_to_json` wrote; BundleError where ``data`` is anything else."""
-    at = Cursor(data).record(_PLAN)
+    at = Cursor(data).record(_PLAN, _PLAN_MORE)
     graph = _graph(at["graph"])
     kernels = _named(at["kernels"], _kernel, "kernel")
     buffers = _named(at["buffers"], _buffer, "buffer")
@@ -279,7 +292,19 @@ def plan_from_json(data: Any) -> Plan:
         placement[name] = where.known(buffers, "buffer")
     refs = {"value": graph.values, "part": graph.values, "scratch": scratch, "symbol": SYMBOLS}
     launches = tuple(_named(at["launches"], lambda c: _planned(c, kernels, refs), "launch").values())
-    return Plan(graph, kernels, launches, buffers, placement, scratch)
+    sampler = _sampler(at["sampler"], kernels, refs) if "sampler" in at.data else None
+    return Plan(graph, kernels, launches, buffers, placement, scratch, sampler)
+
+
+def _sampler(at: Cursor, kernels: Mapping[str, Kernel], refs: Mapping[str, Any]) -> Sampler:
+    at.record(_SAMPLER)
+    memory = _named(at["memory"], _scratch, "scratch buffer")
+    own = {**refs, "scratch": memory}
+    launches = tuple(_named(at["launches"], lambda c: _planned(c, kernels, own), "launch").values())
+    for item, launch in zip(at["launches"], launches, strict=True):
+        if kernels[launch.kernel].waits:
+            item.fail("a sampler's kernel must not wait")
+    return Sampler(launches, memory, at["most"].whole())
 
 
 def _kernel(at: Cursor) -> Kernel:
