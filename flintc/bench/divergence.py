@@ -97,10 +97,12 @@ def judge(ours: Divergence, yardstick: Divergence, prompts: Sequence[Sequence[in
     ratio = float(totals[0] / totals[1])
     draws = torch.randint(0, len(pairs), (_DRAWS, len(pairs)), generator=torch.Generator().manual_seed(0))
     drawn = pairs[draws].sum(1)
-    upper = float((drawn[:, 0] / drawn[:, 1]).nan_to_num(torch.inf).quantile(0.95))
-    enough = len(prompts) >= LEAST_PROMPTS and all(len(ids) >= LEAST_TOKENS for ids in prompts)
+    ratios = (drawn[:, 0] / drawn[:, 1]).nan_to_num(torch.inf)
+    lower, upper = (float(x) for x in ratios.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64)))
     said = f"pooled KL {ratio:.3f} times transformers' BF16, 95 % bound {upper:.3f}"
-    if not enough and upper <= BOUND:
-        return Verdict(None, ratio, upper, f"{said}; {LEAST_PROMPTS} prompts of {LEAST_TOKENS} tokens are needed")
+    if len(prompts) < LEAST_PROMPTS or any(len(ids) < LEAST_TOKENS for ids in prompts):
+        # So little text can still refuse a model: where even the lower bound is too high.
+        needed = f"; {LEAST_PROMPTS} prompts of {LEAST_TOKENS} tokens are needed to pass"
+        return Verdict(False if lower > BOUND else None, ratio, upper, said + needed)
     passed = upper <= BOUND
     return Verdict(passed, ratio, upper, f"{said}; {'at most' if passed else 'above'} {BOUND}")

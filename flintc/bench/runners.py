@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flintc.codegen.interpret import load_interpreted
-from flintc.errors import BackendError
 from flintc.ir.graph import Graph, Launch
 from flintc.ir.plan import Arg, CompiledKernel, Plan, PlannedLaunch
 from flintc.ir.types import resolve
@@ -93,9 +92,11 @@ class _KernelRunner:
             type = self.plan.scratch[arg.ref].type
             return torch.zeros([resolve(d, env) for d in type.shape], dtype=torch.int32, device=self.device)
         name, _, part = arg.ref.partition("#")
-        tensor = getattr(pointers[name], part) if arg.kind == "part" else pointers[name]
-        assert isinstance(tensor, Tensor)
-        return tensor
+        given = pointers[name]
+        if isinstance(given, Nvfp4):
+            # Kernels read one tensor scale per output row, whatever the checkpoint states.
+            return given.row_scale().contiguous() if part == "scale" else getattr(given, part)
+        return given
 
 
 class InterpretRunner(_KernelRunner):
@@ -118,8 +119,6 @@ class CudaRunner(_KernelRunner):
     name = "cuda"
 
     def __init__(self, plan: Plan, compiled: Mapping[str, CompiledKernel]) -> None:
-        if not torch.cuda.is_available():
-            raise BackendError("there is no GPU here to run kernels on", remedy="choose interpret or reference")
         from flintc.runtime.cuda.driver import load_kernel
 
         super().__init__(plan, "cuda")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flintc.bench.runners import CudaRunner, InterpretRunner, ReferenceRunner, Runner
-from flintc.errors import TokenizerError, UsageError
+from flintc.errors import BackendError, TokenizerError, UsageError
 from flintc.ir.graph import Graph
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.reference import Nvfp4
@@ -72,16 +72,16 @@ class Subject:
 
     def runner(self, backend: str, after: str | None = None) -> Runner:
         """What runs single launches of the graph after the pass ``after``."""
+        check_backend(backend)
         if backend == "reference":
             return ReferenceRunner(self.graph(after))
         if backend == "interpret":
             return InterpretRunner(self.plan(after))
-        if backend != "cuda":
-            raise UsageError(f"unknown backend {backend!r}", remedy=f"choose from {', '.join(BACKENDS)}")
         return CudaRunner(*self._compiled(after))
 
     def executor(self, backend: str, context: int) -> Executor:
         """What runs whole steps, for one sequence of up to ``context`` tokens."""
+        check_backend(backend)
         if backend == "cuda":
             from flintc.runtime.cuda.executor import CudaExecutor
 
@@ -113,6 +113,14 @@ class Subject:
         plan = self.plan(after)
         made = compile_kernels(plan.kernels.values(), [target])
         return plan, {name: made[name, target] for name in plan.kernels}
+
+
+def check_backend(backend: str) -> None:
+    """UsageError for a backend that does not exist, BackendError for one that cannot run here."""
+    if backend not in BACKENDS:
+        raise UsageError(f"unknown backend {backend!r}", remedy=f"choose from {', '.join(BACKENDS)}")
+    if backend == "cuda" and not torch.cuda.is_available():
+        raise BackendError("there is no GPU here to run kernels on", remedy="choose interpret or reference")
 
 
 def run_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -1,0 +1,71 @@
+"""The same faults planted in the text or the constants of generated kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flintc.ir.plan import Kernel, Plan
+
+
+@dataclass(frozen=True)
+class KernelFault:
+    """A change of every kernel whose name starts with ``kernel``."""
+
+    name: str
+    form: str
+    kernel: str
+    change: Callable[[Kernel], Kernel]
+
+    def plant(self, plan: Plan) -> Plan:
+        """``plan`` with the fault."""
+        kernels = {n: self.change(k) if n.startswith(self.kernel) else k for n, k in plan.kernels.items()}
+        assert kernels != plan.kernels, f"{self.name}: no kernel {self.kernel}"
+        return replace(plan, kernels=kernels)
+
+
+def text(old: str, new: str) -> Callable[[Kernel], Kernel]:
+    """Another text, which must be there."""
+
+    def change(kernel: Kernel) -> Kernel:
+        assert old in kernel.source, f"{kernel.name} does not say {old!r}"
+        return replace(kernel, source=kernel.source.replace(old, new))
+
+    return change
+
+
+def constant(name: str, by: int) -> Callable[[Kernel], Kernel]:
+    """A constant off by so much."""
+    return lambda k: replace(k, constants={**k.constants, name: k.constants[name] + by})
+
+
+KERNEL_FAULTS = (
+    KernelFault("window one position short", "bf16", "attention_window", constant("WINDOW", -1)),
+    KernelFault("window one position long", "bf16", "attention_window", constant("WINDOW", 1)),
+    KernelFault(
+        "sinks missing", "bf16", "attention_window", text("l * scale + tl.exp(sink - top)", "l * scale")
+    ),
+    KernelFault(
+        "sink counted once per split", "bf16", "attention_full",
+        text("l * scale + tl.exp(sink - top)", "l * scale + 2 * tl.exp(sink - top)"),
+    ),
+    KernelFault(
+        "power of two for the sink's share of a merge", "bf16", "attention_full",
+        text("tl.exp(sink - top)", "tl.exp2(sink - top)"),
+    ),
+    KernelFault(
+        "a partial merged without its maximum", "bf16", "attention_full",
+        text("keep, add = tl.exp(m - top), tl.exp(m_next - top)", "keep, add = tl.exp(m - top), tl.exp(m_next * 0)"),
+    ),
+    KernelFault("routing weights not renormalised", "bf16", "route", constant("RENORMALIZE", -1)),
+    KernelFault("epsilon 1e-6 when all scores are near 0", "low-scores", "route", text("1e-20", "1e-6")),
+    KernelFault(
+        "one scale for all experts", "nvfp4", "expert_down",
+        text("weight_scale_ptr + expert * N + first", "weight_scale_ptr + first"),
+    ),
+    KernelFault("nibbles swapped", "nvfp4", "expert_down", text("4 * tl.arange(0, 8)", "4 * (tl.arange(0, 8) ^ 1)")),
+    KernelFault(
+        "output scale left out", "nvfp4", "linear_512x128_nvfp4_f32",
+        text("other=0.0) * SUM_UNIT", "other=0.0) * 0 + SUM_UNIT"),
+    ),
+)  # fmt: skip
