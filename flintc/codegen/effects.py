@@ -42,28 +42,28 @@ def effects_of(
     """The paths of ``entry`` in ``source``; VerificationError, with the line, where its effects cannot be told."""
     module = ast.parse(source)
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-    synchronising = _synchronising(functions)
+    waiting = _reaching(functions, {_WAIT, _TRIGGER})
+    synchronising = _reaching(functions, {_WAIT, _TRIGGER, _ARRIVE})
     paths: dict[Path, None] = {}
     pending: list[tuple[bool, ...]] = [()]
-    while pending:
-        run = _Run(entry, functions, synchronising, pending.pop())
+    for _ in range(_MOST_PATHS):
+        run = _Run(entry, functions, waiting, synchronising, pending.pop())
         env: Env = {p.name: Fact(pointers=frozenset({p.name})) if p.type.startswith("*") else NOTHING for p in params}
         env |= {name: Fact(flag=value) if isinstance(value, bool) else NOTHING for name, value in constants.items()}
         run.globals(module)
         run.enter(env)
         paths[_distinct(run.effects)] = None
         pending += run.untaken
-        if len(paths) + len(pending) > _MOST_PATHS:
-            raise VerificationError(f"kernel {entry}: more than {_MOST_PATHS} paths through its waits and returns")
-    return tuple(paths)
+        if not pending:
+            return tuple(paths)
+    raise VerificationError(f"kernel {entry}: more than {_MOST_PATHS} paths through its waits and returns")
 
 
-def _synchronising(functions: Mapping[str, ast.FunctionDef]) -> frozenset[str]:
-    """Functions that wait, trigger or arrive: those of Triton, and helpers that reach one of these."""
+def _reaching(functions: Mapping[str, ast.FunctionDef], found: set[str]) -> frozenset[str]:
+    """``found``, and the functions that reach one of these through what they call."""
     calls = {name: {dotted(n.func) for n in ast.walk(f) if isinstance(n, ast.Call)} for name, f in functions.items()}
-    found = {_WAIT, _TRIGGER, _ARRIVE}
     while more := {name for name, called in calls.items() if name not in found and not called.isdisjoint(found)}:
-        found |= more
+        found = found | more
     return frozenset(found)
 
 
@@ -95,7 +95,8 @@ class _Run:
 
     entry: str
     functions: Mapping[str, ast.FunctionDef]
-    #: Functions that wait, trigger or arrive, themselves or in what they call.
+    #: Functions that wait or trigger, and those that do or arrive at a counter, themselves or in what they call.
+    waiting: frozenset[str]
     synchronising: frozenset[str]
     decisions: tuple[bool, ...]
     effects: list[Effect] = field(default_factory=list)
@@ -170,7 +171,7 @@ class _Run:
         test = joined((self._value(node.test, frame),))
         if test.flag is not None:
             return self._block(node.body if test.flag else node.orelse, frame)
-        if self._splits(node):
+        if self._splits(node, test):
             taken = self._decide()
             # What follows on this path is done for those only that came this way.
             self._guards |= test.data
@@ -199,13 +200,17 @@ class _Run:
                 self._silent -= silent
                 frame.env = merged(before, frame.env)
 
-    def _splits(self, node: ast.If) -> bool:
-        """Whether ``node``, standing in the entry itself, decides about a synchronisation or a return."""
+    def _splits(self, node: ast.If, test: Fact) -> bool:
+        """Whether ``node``, standing in the entry itself, decides about a synchronisation or a return.
+
+        Who comes last at a counter is no program of another kind: it has arrived like the others.
+        """
         if len(self._calls) > 1 or self._inside:
             return False
         nodes = [n for statement in (*node.body, *node.orelse) for n in ast.walk(statement)]
         called = {dotted(n.func) for n in nodes if isinstance(n, ast.Call)}
-        return not called.isdisjoint(self.synchronising) or any(isinstance(n, ast.Return) for n in nodes)
+        deciding = self.synchronising if test.last is None else self.waiting
+        return not called.isdisjoint(deciding) or any(isinstance(n, ast.Return) for n in nodes)
 
     def _decide(self) -> bool:
         at = len(self._taken)
