@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rich import box
 from rich.console import Group
 from rich.table import Table
 
@@ -113,7 +115,7 @@ def ablate(run: PipelineRun, *, context: int = CONTEXT, batch: int = 1, bandwidt
     ``bandwidth`` in bytes per second. UsageError where one of the three is not positive.
     """
     for name, value in (("context", context), ("batch", batch), ("bandwidth", bandwidth)):
-        if value <= 0:
+        if not 0 < value < math.inf:
             raise UsageError(f"{name} must be positive, not {value}")
     baseline = run.steps[0].graph
     env = decode_env(baseline, context, batch)
@@ -144,14 +146,12 @@ def ablation_table(ablation: Ablation) -> Group:
         f"{ablation.spec}, {ablation.weights} weights, {ablation.context:,} tokens of context, batch {ablation.batch}\n"
         f"head ({ablation.launches_head} launch) and sampling counted apart"
     )
-    launches = Table(title=title)
-    launches.add_column("after pass")
-    for heading in (*(kind.label.replace(", ", "\n") for kind in ablation.kinds), "launches", "fewer", "ops merged"):
+    launches = _table(title=title)
+    for heading in (*(_heading(kind) for kind in ablation.kinds), "launches", "fewer", "ops\nmerged"):
         launches.add_column(heading, justify="right")
-    costs = Table(caption=estimate_note(ablation))
-    costs.add_column("after pass")
-    measured = ("measured ms",) if ablation.has_times else ()
-    for heading in ("MB read", "MB written", "redundancy", "estimate ms", *measured):
+    costs = _table(caption=estimate_note(ablation))
+    measured = ("measured\nms",) if ablation.has_times else ()
+    for heading in ("MB read", "MB written", "redundancy", "estimate\nms", *measured):
         costs.add_column(heading, justify="right")
     before = ablation.steps[0].launches
     for step in ablation.steps:
@@ -161,6 +161,14 @@ def ablation_table(ablation: Ablation) -> Group:
         costs.add_row(*_cost_row(step, ablation.has_times))
         before = step.launches
     return Group(launches, costs)
+
+
+def _table(title: str | None = None, caption: str | None = None) -> Table:
+    """A table narrow enough for 80 columns; its first column is never cut."""
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("after pass", no_wrap=True)
+    return table
 
 
 def estimate_note(ablation: Ablation) -> str:
@@ -222,6 +230,11 @@ def _weights(graph: Graph) -> str:
     """Element types of the linear weights: ``bf16``, ``nvfp4``."""
     linears = [op for op in graph.ops.values() if op.kind in ("linear", "expert_linear")]
     return " and ".join(sorted({graph.values[op.inputs[-1]].type.dtype for op in linears}))
+
+
+def _heading(kind: LayerKind) -> str:
+    """The label over four lines, so that the column is no wider than a word."""
+    return kind.label.replace(", ", "\n").replace(" layers", "\nlayers")
 
 
 def _label(key: _Structure, layers: list[int]) -> str:

@@ -46,12 +46,16 @@ class KindDifference:
 
 
 def write_report(path: Path, ablation: Ablation, run: PipelineRun) -> None:
-    """Write the report to ``path``; the file appears whole or not at all."""
+    """Write the report to ``path``, its folder included; the file appears whole or not at all."""
     text = render_report(ablation, run)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # what the user asked for, not the temporary file
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

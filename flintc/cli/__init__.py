@@ -22,7 +22,6 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="flintc",
         help="A declarative kernel-fusion compiler for the Flint language model.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -41,6 +40,9 @@ def build_app() -> typer.Typer:
 
             typer.echo(__version__)
             raise typer.Exit(OK)
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help(), nl=False)
+            raise typer.Exit(BAD_INPUT)
 
     return app
 
@@ -66,6 +68,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         # The reader of our output left (`flintc show ... | head`): nothing to report, nothing more to write.
         sys.stderr.close()
         return OK
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", FAILED)
     except Exception as error:
         return _fail(f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)", FAILED)
 

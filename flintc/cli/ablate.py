@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flintc.cli.common import Debug, Disabled, Json, SpecArgument, Weights, emit, stderr, stdout
+from flintc.cli.common import Debug, Disabled, Json, SpecArgument, Weights, emit, say, stdout
+
+if TYPE_CHECKING:
+    from flintc.bench.ablation import Ablation
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +21,9 @@ def register(app: typer.Typer) -> None:
 def ablate_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
-    context: Annotated[int, typer.Option(min=1, help="Tokens of context that costs are counted for.")] = 100_000,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of context (default: 100,000, or the model's limit).")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows of the step.")] = 1,
     bandwidth: Annotated[float, typer.Option(help="TB/s that the estimated time assumes.")] = 4.64,
     disable_pass: Disabled = None,
@@ -30,14 +35,29 @@ def ablate_command(
 ) -> None:
     """Run SPEC's pipeline pass by pass: launches per layer and in total, bytes, redundancy, estimated time."""
     from flintc import api
-    from flintc.bench.ablation import ablate, ablation_table
+    from flintc.bench.ablation import CONTEXT, ablate
     from flintc.bench.report import write_report
     from flintc.spec import bind_defaults, load_spec
 
-    run = api.run_passes(bind_defaults(load_spec(spec)), weights, tuple(disable_pass or ()))
-    ablation = ablate(run, context=context, batch=batch, bandwidth=bandwidth * 1e12)
+    model = bind_defaults(load_spec(spec))
+    run = api.run_passes(model, weights, tuple(disable_pass or ()))
+    tokens = context or min(CONTEXT, model.dims["context"])
+    ablation = ablate(run, context=tokens, batch=batch, bandwidth=bandwidth * 1e12)
     if report is not None:
         write_report(report, ablation, run)
-    emit(as_json, ablation.to_json(), lambda: stdout.print(ablation_table(ablation)))
+    emit(as_json, ablation.to_json(), lambda: show_ablation(ablation))
     if report is not None and not as_json:
-        stderr.print(f"report -> {report}", highlight=False)
+        say(f"report -> {report}")
+
+
+def show_ablation(ablation: Ablation) -> None:
+    """The tables, and the published counts beside ours where there are any."""
+    from flintc.bench.ablation import ablation_table
+    from flintc.bench.report import load_published
+
+    stdout.print(ablation_table(ablation))
+    if published := load_published().get(ablation.spec):
+        first, last = ablation.steps[0], ablation.steps[-1]
+        before, after = published["launches_before"], published["launches_after"]
+        say(f"{first.launches:,} -> {last.launches:,}; published: {before:,} -> {after:,}, counted otherwise")
+        say("(--report FILE.html explains the difference)")

@@ -36,7 +36,15 @@ SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped one (flint, tiny-flint).")
 ]
 
-stdout = Console()
+
+class _Output(Console):
+    """Where a reader that leaves early (`flintc ... | head`) is no mistake: see `flintc.cli.run`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+stdout = _Output()
 stderr = Console(stderr=True)
 
 
@@ -46,6 +54,11 @@ def emit(as_json: bool, data: Mapping[str, Any], show: Callable[[], None]) -> No
         sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
     else:
         show()
+
+
+def say(text: str) -> None:
+    """One line on stdout, as it is: no markup, no wrapping."""
+    stdout.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(message: str) -> None:

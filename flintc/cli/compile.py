@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 
 from flintc.cli.common import (
@@ -16,10 +18,14 @@ from flintc.cli.common import (
     Weights,
     emit,
     progress,
+    say,
     say_warning,
     split_list,
     stdout,
 )
+
+if TYPE_CHECKING:
+    from flintc.bundle import Bundle
 
 
 def register(app: typer.Typer) -> None:
@@ -63,16 +69,20 @@ def compile_command(
         "kernels": [k.model_dump() for k in manifest.kernels],
     }
 
-    def show() -> None:
-        table = Table("kernel", "target", "launches", "warps", "registers", "shared", "spills", title=None)
-        uses = {name: sum(x.kernel == name for x in bundle.plan.launches) for name in bundle.plan.kernels}
-        for k in manifest.kernels:
-            table.add_row(k.name, k.target, str(uses[k.name]), str(k.num_warps), str(k.registers),
-                          str(k.shared_bytes), str(k.spill_stores + k.spill_loads))  # fmt: skip
-        stdout.print(table)
-        stdout.print(f"{len(bundle.plan.launches)} launches, {len(bundle.plan.kernels)} kernels -> {bundle.path}")
+    emit(as_json, data, lambda: _show(bundle))
 
-    emit(as_json, data, show)
+
+def _show(bundle: Bundle) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("kernel", no_wrap=True)
+    for heading in ("target", "launches", "warps", "regs", "shared", "spills"):
+        table.add_column(heading, justify="right")
+    uses = Counter(launch.kernel for launch in bundle.plan.launches)
+    for k in bundle.manifest.kernels:
+        figures = (uses[k.name], k.num_warps, k.registers, k.shared_bytes, k.spill_stores + k.spill_loads)
+        table.add_row(k.name, k.target, *map(str, figures))
+    stdout.print(table)
+    say(f"{len(bundle.plan.launches)} launches, {len(bundle.plan.kernels)} kernels -> {bundle.path}")
 
 
 def _batches(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flintc.cli.common import Debug, Json, emit, progress, stdout
+from flintc.cli.common import Debug, Json, emit, progress, say
 from flintc.cli.synth import CheckpointFormat
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def _size(report: ConvertReport) -> int:
 
 
 def _show(out: Path, report: ConvertReport) -> None:
-    stdout.print(f"{_size(report) / 1e9:.3f} GB in {len(report.files)} files -> {out}")
+    say(f"{_size(report) / 1e9:.3f} GB in {len(report.files)} files -> {out}")
     if report.errors:
         worst = sorted(report.errors.items(), key=lambda item: -item[1].relative)
-        stdout.print(f"{len(worst)} tensors quantised; relative error of the worst (--json lists all):")
+        say(f"{len(worst)} tensors quantised; relative error of the worst (--json lists all):")
         for name, error in worst[:5]:
-            stdout.print(f"  {error.relative:.2%}  {name}")
+            say(f"  {error.relative:.2%}  {name}")
     for note in report.notes:
-        stdout.print(f"note: {note}")
+        say(f"note: {note}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flintc.cli.common import Debug, Json, emit, progress, stdout
+from flintc.cli.common import Debug, Json, emit, progress, say
 from flintc.errors import UsageError
 
 
@@ -54,7 +54,7 @@ def synth_command(
         )
     total = sum(f.stat().st_size for f in files)
     data = {"path": str(out), "format": output.value, "seed": seed, "bytes": total, "files": [f.name for f in files]}
-    emit(as_json, data, lambda: stdout.print(f"{total / 1e9:.3f} GB in {len(files)} files -> {out}"))
+    emit(as_json, data, lambda: say(f"{total / 1e9:.3f} GB in {len(files)} files -> {out}"))
 
 
 def _size(text: str) -> tuple[str, int]:
