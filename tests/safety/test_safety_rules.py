@@ -108,7 +108,7 @@ CASES: list[tuple[str, str, Callable[[], Plan], str]] = [
      "loads positions above its wait, while the caller or the step before may be writing there"),
     ("order", "L0.down", lambda: with_paths("L0.gate_up", without("wait")), "no wait in between holds it back"),
     ("content", "L0.add_norm", lambda: placed("L0.x", where("residual")), "which holds L0.x since launch L0.o_proj"),
-    ("content", "", lambda: replace(sound(), graph=replace(sound().graph, outputs=("L0.h",))), "should end with L0.h in"),
+    ("content", "", lambda: replace(sound(), graph=replace(sound().graph, outputs=("L0.h",))), "end with L0.h in"),
     ("inside-launch", "L0.down", lambda: placed("L0.x.1", where("L0.act")), "while another reads L0.act there"),
     ("inside-launch", "L1.route", lambda: with_paths("L1.route", changed(lambda e: replace(e, last=()), "read")),
      "one program writes L1.logits"),
