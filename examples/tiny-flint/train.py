@@ -45,7 +45,7 @@ CONFIG = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """How long and how fast to train. ``tokens`` per window, ``batch`` windows per step."""
 
