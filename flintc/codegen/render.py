@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -100,7 +101,7 @@ def render_kernel(
     )  # fmt: skip
     body = re.sub(r"\n{2,}(?= )", "\n", body).strip()
     used = _names(ast.parse(body))
-    parts = [_header(selection, notes), "import triton\nimport triton.language as tl"]
+    parts = [_header(selection, notes) + "\n\nimport triton\nimport triton.language as tl"]
     known = helpers()
     parts += [known[name].source for name in _closure(used)]
     return "\n\n\n".join([*parts, body]) + "\n"
@@ -115,4 +116,5 @@ def _rounding(graph: Graph, launch: Launch) -> list[str]:
 def _header(selection: Selection, notes: Sequence[str]) -> str:
     """What the kernel is, and the constants it is bound to."""
     bound = "Bound: " + ", ".join(f"{k}={v}" for k, v in selection.constants.items())
-    return '"""' + "\n".join([selection.doc, "", *notes, bound]) + '\n"""'
+    lines = textwrap.wrap(bound, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return '"""' + "\n".join([selection.doc, "", *notes, *lines]) + '\n"""'

@@ -146,9 +146,9 @@ def dequantise(codes, scales):
         scale = tl.join(low, high)[:, :, :, :, :, None]
         scale = tl.reshape(tl.broadcast_to(scale, pairs), codes.shape)
         c0, c4, c1, c5, c2, c6, c3, c7 = word_values(codes, scale)
-        first = tl.join(tl.join(c0, c2), tl.join(c1, c3))
-        second = tl.join(tl.join(c4, c6), tl.join(c5, c7))
-        return tl.join(first, second)
+        low_halves = tl.join(tl.join(c0, c2), tl.join(c1, c3))
+        high_halves = tl.join(tl.join(c4, c6), tl.join(c5, c7))
+        return tl.join(low_halves, high_halves)
 
 
 @triton.jit
@@ -167,8 +167,8 @@ def packed_operand(tile, CHAINS: tl.constexpr):
 @triton.jit
 def load_vectors_of_words(
     x_ptr,
-    low,
-    high,
+    first,
+    count,
     k,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -177,9 +177,9 @@ def load_vectors_of_words(
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Part of the BF16 vectors [high - low, K] at ``x_ptr``, from column ``k`` of K on, in the order of packed weights.
+    """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, in the order of packed weights.
 
-    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: the vectors in columns low .. high - 1, zeros elsewhere.
+    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: the vectors in columns from ``first`` on, zeros elsewhere.
     """
     step = tl.arange(0, STEPS)[:, None, None, None, None, None]
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
@@ -187,12 +187,12 @@ def load_vectors_of_words(
     split = tl.arange(0, SPLIT)[None, None, None, :, None, None]
     lane = tl.arange(0, 32)[None, None, None, None, :, None]
     vector = eight * 8 + lane // 4
-    first = k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8
-    column = first + tl.arange(0, 8)[None, None, None, None, None, :]
-    live = (vector >= low) & (vector < high)
+    column = k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8
+    column += tl.arange(0, 8)[None, None, None, None, None, :]
+    live = (vector >= first) & (vector < first + count)
     if not EVEN:
         live = live & (column < K)
-    x = tl.load(x_ptr + (vector - low) * K + column, mask=live, other=0.0)
+    x = tl.load(x_ptr + (vector - first) * K + column, mask=live, other=0.0)
     # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
     x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
@@ -208,8 +208,8 @@ def accumulate_packed(
     groups,
     rows,
     x_ptr,
-    low,
-    high,
+    first,
+    count,
     K: tl.constexpr,
     SPLIT: tl.constexpr,
     STEPS: tl.constexpr,
@@ -218,7 +218,7 @@ def accumulate_packed(
     """acc + weight rows x vectors over all of K, in SUM_UNIT: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], see accumulate."""
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
     for k in tl.static_range(0, K, SPLIT * STEPS * 128):
-        x = load_vectors_of_words(x_ptr, low, high, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        x = load_vectors_of_words(x_ptr, first, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
         weights = packed_operand(tile, CHAINS)
         ahead = k + SPLIT * STEPS * 128
         if ahead < K:

@@ -1,0 +1,180 @@
+"""y [B, 2048] = x [B, 4096] times weight [2048, 4096].
+
+Ops:
+  linear: FP32 accumulate, tensor scale on the accumulator, then `out`
+
+Bound: N=2048, K=4096, TILE=16, SPLIT=8, CHAINS=2, STEPS=8, EVEN=True
+"""
+
+import triton
+import triton.language as tl
+
+
+INTERPRET: tl.constexpr = tl.constexpr(False)
+
+
+@triton.jit
+def dot_bf16(a, b, acc):
+    """acc + a @ b for BF16 a and b (two- or three-dimensional), FP32 accumulate."""
+    if INTERPRET:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
+    else:
+        return tl.dot(a, b, acc)
+
+
+@triton.jit
+def load_vectors(
+    x_ptr,
+    first,
+    count,
+    k,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHAINS: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, as the other operand.
+
+    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: the vectors in columns from ``first`` on, zeros elsewhere.
+    """
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None]
+    split = tl.arange(0, SPLIT)[None, None, :, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    vector = eight * 8 + lane // 4
+    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    live = (vector >= first) & (vector < first + count)
+    if not EVEN:
+        live = live & (column < K)
+    x = tl.load(x_ptr + (vector - first) * K + column, mask=live, other=0.0)
+    # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
+    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
+    x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
+    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, COLUMNS))
+
+
+@triton.jit
+def load_weights(
+    rows_ptr, groups, rows, k, K: tl.constexpr, SPLIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
+):
+    """Tile of the BF16 matrix [``rows``, K] at ``rows_ptr``, from column ``k`` on; zero outside unless EVEN."""
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    group = groups[None, :, None, None, None]
+    split = tl.arange(0, SPLIT)[None, None, :, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    row = group + lane // 4
+    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    if EVEN:
+        return tl.load(rows_ptr + row * K + column)
+    else:
+        return tl.load(rows_ptr + row * K + column, mask=(row < rows) & (column < K), other=0.0)
+
+
+@triton.jit
+def weight_operand(tile, CHAINS: tl.constexpr):
+    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 32 / CHAINS]."""
+    STEPS: tl.constexpr = tile.shape[0]
+    GROUPS: tl.constexpr = tile.shape[1]
+    SPLIT: tl.constexpr = tile.shape[2]
+    # Axes: step, group, split, row of eight, lane of four, chain, its instructions, half of K, pair.
+    tile = tl.reshape(tile, (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
+    tile = tl.permute(tile, (5, 2, 1, 3, 0, 6, 7, 4, 8))
+    return tl.reshape(tile, (CHAINS * SPLIT, GROUPS * 8, STEPS * 32 // CHAINS))
+
+
+@triton.jit
+def accumulate(
+    acc,
+    tile,
+    rows_ptr,
+    groups,
+    rows,
+    x_ptr,
+    first,
+    count,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """acc + weight rows x vectors over all of K: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], its first axis not yet summed.
+
+    ``tile`` is the first tile of the rows, loaded by the caller; each further one is loaded a tile ahead.
+    """
+    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
+    for k in tl.static_range(0, K, SPLIT * STEPS * 32):
+        x = load_vectors(x_ptr, first, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        weights = weight_operand(tile, CHAINS)
+        ahead = k + SPLIT * STEPS * 32
+        if ahead < K:
+            tile = load_weights(rows_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN)
+        acc = dot_bf16(weights, x, acc)
+    return acc
+
+
+@triton.jit
+def release_dependents():
+    """Let the next launch start. Publishes nothing: the next launch's wait does."""
+    if not INTERPRET:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def round_bf16(x):
+    """FP32 -> BF16, to nearest, ties to even."""
+    if INTERPRET:
+        bits = x.to(tl.float32).to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        # Adding the rounding bias would carry a NaN's payload into the exponent of infinity.
+        quiet = (bits >> 16) | 0x40
+        half = tl.where(x == x, rounded, quiet)
+        return half.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(tl.bfloat16)
+
+
+@triton.jit
+def row_groups(TILE: tl.constexpr):
+    """First row of each group of eight of a tile: consecutive rows."""
+    return tl.arange(0, TILE // 8) * 8
+
+
+@triton.jit
+def wait_for_producers():
+    """Block until every launch before this one has finished and its stores are visible."""
+    if not INTERPRET:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def linear_2048x4096(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    B,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHAINS: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """y [B, 2048] = x [B, 4096] times weight [2048, 4096]."""
+    release_dependents()
+    first = tl.program_id(0) * TILE
+    rows = N - first
+    groups = row_groups(TILE)
+    weight_rows = weight_ptr + first.to(tl.int64) * K
+    tile = load_weights(weight_rows, groups, rows, 0, K, SPLIT, STEPS, EVEN)
+    # Above: nothing that this step writes. Below: what its launches have made.
+    wait_for_producers()
+    acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
+    acc = accumulate(acc, tile, weight_rows, groups, rows, x_ptr, 0, B, K, SPLIT, STEPS, EVEN)
+    # Each warp holds its steps' share of the sum.
+    y = tl.sum(acc, 0)
+    vector = tl.arange(0, 8)[None, :]
+    row = first + tl.arange(0, TILE)[:, None]
+    tl.store(y_ptr + vector * N + row, round_bf16(y), mask=(row < N) & (vector < B))

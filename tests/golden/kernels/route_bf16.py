@@ -1,0 +1,178 @@
+"""Norm of a row, its expert logits, and the choice of experts.
+
+Ops:
+  add: sum stays FP32; residual = bf16(sum)
+  norm: bf16(x * rsqrt(mean(x^2) + eps) * w)
+  router: FP32 weights, FP32 logits
+  topk: FP32
+
+Bound: EXPERTS=256, WIDTH=2048, BLOCK=2048, TILE=4, EPS=1e-06, SCORES=256, CHOSEN=6, SOFTMAX=False, RENORMALIZE=True
+"""
+
+import triton
+import triton.language as tl
+
+
+NO_KEY: tl.constexpr = tl.constexpr(-(1 << 63))
+
+
+INTERPRET: tl.constexpr = tl.constexpr(False)
+
+
+@triton.jit
+def arrive_last(counter_ptr, group):
+    """True in exactly one of ``group`` programs: the last to get here. It then sees all stores before their calls.
+
+    The last program puts the counter back to zero, so that a replay of the launch needs no reset.
+    """
+    # Every thread's stores must precede the one atomic that publishes them.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+    last = arrived == group - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    # The last program's other threads may load only after the acquire.
+    tl.debug_barrier()
+    return last
+
+
+@triton.jit
+def choice_key(logit, index):
+    """int64 key: a larger logit has the larger key, and of equal logits the lower index. Holds both exactly."""
+    # -0.0 equals 0.0, but its bits do not.
+    bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)
+    # Negative floats sort backwards by their bits: flip all but the sign.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def key_index(key):
+    """The index in a key, int32."""
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def key_logit(key):
+    """The logit in a key, FP32."""
+    ordered = (key >> 32).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def choose(logits, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr):
+    """The CHOSEN largest of each row of logits (FP32 [ROWS, >= EXPERTS]), best first, ties to the lowest index.
+
+    Returns ids int32 and weights FP32, [ROWS, power of two >= CHOSEN]; columns past CHOSEN hold 0.
+    """
+    index = tl.arange(0, logits.shape[1])[None, :]
+    rank = tl.arange(0, triton.next_power_of_2(CHOSEN))[None, :]
+    keys = tl.where(index < EXPERTS, choice_key(logits, index), NO_KEY)
+    chosen = tl.full((logits.shape[0], rank.shape[1]), NO_KEY, tl.int64)
+    for r in tl.static_range(CHOSEN):
+        best = tl.max(keys, 1)[:, None]
+        chosen = tl.where(rank == r, best, chosen)
+        keys = tl.where(keys == best, NO_KEY, keys)
+    taken = rank < CHOSEN
+    score = tl.where(taken, key_logit(chosen), 0.0)
+    if SOFTMAX:
+        # The best logit is the largest: no second maximum is needed.
+        top = tl.max(tl.where(taken, score, float("-inf")), 1)[:, None]
+        total = tl.sum(tl.where(index < EXPERTS, tl.exp(logits - top), 0.0), 1)[:, None]
+        weight = tl.exp(score - top) / total
+    else:
+        weight = 1.0 / (1.0 + tl.exp(-score))
+    weight = tl.where(taken, weight, 0.0)
+    if RENORMALIZE:
+        weight = weight / (tl.sum(weight, 1)[:, None] + 1e-20)
+    return tl.where(taken, key_index(chosen), 0), weight
+
+
+@triton.jit
+def release_dependents():
+    """Let the next launch start. Publishes nothing: the next launch's wait does."""
+    if not INTERPRET:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def rms_scale(x, WIDTH: tl.constexpr, EPS: tl.constexpr):
+    """rsqrt(mean(x^2) + eps) over all of x, FP32; elements past WIDTH are zero."""
+    return tl.rsqrt(tl.sum(x * x, 0) / WIDTH + EPS)
+
+
+@triton.jit
+def round_bf16(x):
+    """FP32 -> BF16, to nearest, ties to even."""
+    if INTERPRET:
+        bits = x.to(tl.float32).to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        # Adding the rounding bias would carry a NaN's payload into the exponent of infinity.
+        quiet = (bits >> 16) | 0x40
+        half = tl.where(x == x, rounded, quiet)
+        return half.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(tl.bfloat16)
+
+
+@triton.jit
+def wait_for_producers():
+    """Block until every launch before this one has finished and its stores are visible."""
+    if not INTERPRET:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def route_256x2048_add(
+    x_ptr,
+    residual_ptr,
+    norm_ptr,
+    router_ptr,
+    residual_out_ptr,
+    h_ptr,
+    logits_ptr,
+    ids_ptr,
+    mix_ptr,
+    arrivals_ptr,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    EPS: tl.constexpr,
+    SCORES: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+):
+    """Norm of a row, its expert logits, and the choice of experts."""
+    release_dependents()
+    row = tl.program_id(1)
+    expert = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    weights = tl.load(
+        router_ptr + expert[:, None] * WIDTH + column[None, :],
+        mask=(expert < EXPERTS)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    gain = tl.load(norm_ptr + column, mask=inside, other=0.0)
+    # Above: nothing that this step writes. Below: what its launches have made.
+    wait_for_producers()
+    at = row * WIDTH + column
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    # Every program norms the row for itself; the norm reads the unrounded sum.
+    h = round_bf16(x * rms_scale(x, WIDTH, EPS) * gain)
+    if tl.program_id(0) == 0:
+        tl.store(residual_out_ptr + at, round_bf16(x), mask=inside)
+        tl.store(h_ptr + at, h, mask=inside)
+    logits = tl.sum(weights * h.to(tl.float32)[None, :], 1)
+    tl.store(logits_ptr + row * EXPERTS + expert, logits, mask=expert < EXPERTS)
+    # The last program of the row finds all its logits.
+    if arrive_last(arrivals_ptr + row, tl.num_programs(0)):
+        index = tl.arange(0, SCORES)[None, :]
+        scores = tl.load(logits_ptr + row * EXPERTS + index, mask=index < EXPERTS, other=0.0)
+        ids, mix = choose(scores, EXPERTS, CHOSEN, SOFTMAX, RENORMALIZE)
+        rank = tl.arange(0, ids.shape[1])[None, :]
+        tl.store(ids_ptr + row * CHOSEN + rank, ids, mask=rank < CHOSEN)
+        tl.store(mix_ptr + row * CHOSEN + rank, mix, mask=rank < CHOSEN)
