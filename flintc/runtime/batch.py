@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flintc.errors import VerificationError
-from flintc.runtime.executor import Executor, prefill
+from flintc.runtime.executor import Choice, ChoosingExecutor, Executor, prefill, prefill_and_choose
 from flintc.runtime.generation import FinishReason, Request
-from flintc.runtime.sampling import sample
+from flintc.runtime.sampling import Sampled, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +47,91 @@ def run_requests(executor: Executor, requests: Sequence[Request], vocab: int | N
     """
     waiting = deque(enumerate(requests))
     running: list[Running] = []
+    decoding = Decoding(executor, vocab)
     try:
         while waiting or running:
             while waiting and (executor.kv.fits(waiting[0][1].limit) or not running):
                 number, request = waiting.popleft()
                 one = Running(number, request, executor.kv.add(request.limit))
                 running.append(one)
-                yield begin(executor, one, request.prompt, vocab)
+                yield decoding.begin(one, request.prompt)
                 _retire(executor, running)
-            yield from advance(executor, running, vocab)
+            yield from decoding.advance(running)
             _retire(executor, running)
     finally:
         for one in running:
             executor.kv.finish(one.slot)
 
 
-def begin(executor: Executor, one: Running, prompt: Sequence[int], vocab: int | None) -> Event:
-    """Process what is left of a request's prompt and choose its first token."""
-    (event,) = _choose([one], prefill(executor, one.slot, prompt), [executor.kv.length(one.slot)], vocab)
-    return event
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A step under way: the requests of its rows, the positions of the tokens it chooses, and the choice."""
+
+    group: tuple[Running, ...]
+    positions: tuple[int, ...]
+    choice: Choice
 
 
-def advance(executor: Executor, running: Sequence[Running], vocab: int | None) -> Iterator[Event]:
-    """One more token for each running request."""
-    for start in range(0, len(running), executor.rows):
-        group = running[start : start + executor.rows]
+class Decoding:
+    """Makes tokens for running requests; where the executor chooses them itself, it is kept a step ahead.
+
+    A step ahead is started before the tokens of the step before are known, so a request that a stop id has ended may
+    have had one row too many in it: its token is dropped, and what it wrote lies behind the end of its sequence.
+    """
+
+    def __init__(self, executor: Executor, vocab: int | None) -> None:
+        self._executor = executor
+        self._vocab = vocab
+        self._ahead: _Started | None = None
+
+    def begin(self, one: Running, prompt: Sequence[int]) -> Event:
+        """Process what is left of a request's prompt and choose its first token."""
+        executor, params = self._executor, one.request.params
+        if isinstance(executor, ChoosingExecutor):
+            sampled = prefill_and_choose(executor, one.slot, prompt, params, self._vocab)
+        else:
+            logits = prefill(executor, one.slot, prompt)
+            sampled = _sample(logits, [one], [executor.kv.length(one.slot)], self._vocab)
+        (event,) = _events([one], [executor.kv.length(one.slot)], sampled)
+        return event
+
+    def advance(self, running: Sequence[Running]) -> Iterator[Event]:
+        """One more token for each running request, or for those that the step ahead serves."""
+        if not isinstance(self._executor, ChoosingExecutor):
+            for group in _groups(running, self._executor.rows):
+                yield from self._step(self._executor, group)
+        elif self._ahead is not None:
+            yield from self._finish(self._executor, self._ahead, running)
+        else:
+            for group in _groups(running, self._executor.rows):
+                yield from self._finish(self._executor, self._start(self._executor, group, False), running)
+
+    def _step(self, executor: Executor, group: tuple[Running, ...]) -> list[Event]:
         positions = [executor.kv.extend(one.slot, 1).start for one in group]
-        slots = [one.slot for one in group]
-        tokens = [one.token for one in group]
+        slots, tokens = [one.slot for one in group], [one.token for one in group]
         logits = executor.step(tokens, positions, slots, logits_rows=range(len(group)))
-        yield from _choose(group, logits, [p + 1 for p in positions], vocab)
+        chosen = [p + 1 for p in positions]
+        return _events(group, chosen, _sample(logits, group, chosen, self._vocab))
+
+    def _start(self, executor: ChoosingExecutor, group: tuple[Running, ...], ahead: bool) -> _Started:
+        positions = [executor.kv.extend(one.slot, 1).start for one in group]
+        slots, params = [one.slot for one in group], [one.request.params for one in group]
+        tokens = None if ahead else [one.token for one in group]
+        choice = executor.choose(tokens, positions, slots, params, self._vocab)
+        return _Started(group, tuple(p + 1 for p in positions), choice)
+
+    def _finish(self, executor: ChoosingExecutor, started: _Started, running: Sequence[Running]) -> list[Event]:
+        """The tokens of a step, and the same rows' next step started if it is sure to be wanted."""
+        self._ahead = None
+        last = any(one.made + 1 >= one.request.max_tokens for one in started.group)
+        if not last and started.group == tuple(running):
+            self._ahead = self._start(executor, started.group, True)
+        return _events(started.group, started.positions, started.choice.wait())
+
+
+def _groups(running: Sequence[Running], rows: int) -> Iterator[tuple[Running, ...]]:
+    for start in range(0, len(running), rows):
+        yield tuple(running[start : start + rows])
 
 
 def finished(one: Running) -> FinishReason | None:
@@ -86,14 +141,22 @@ def finished(one: Running) -> FinishReason | None:
     return "length" if one.made >= one.request.max_tokens else None
 
 
-def _choose(group: Sequence[Running], logits: Tensor, positions: Sequence[int], vocab: int | None) -> list[Event]:
-    """Sample a token for each row; ``positions`` are those the new tokens take."""
-    broken = (~logits.isfinite()).any(1).nonzero()
-    if len(broken):
-        raise VerificationError(f"the logits of position {positions[int(broken[0])] - 1} are not finite numbers")
-    sampled = sample(logits, [one.request.params for one in group], positions, vocab)
+def _sample(logits: Tensor, group: Sequence[Running], positions: Sequence[int], vocab: int | None) -> Sampled:
+    """A token for each row, -1 where its logits are not finite; ``positions`` are those the new tokens take."""
+    finite = logits.isfinite().all(1)
+    made = sample(logits.where(finite[:, None], 0.0), [one.request.params for one in group], positions, vocab)
+    return Sampled(made.ids.where(finite, -1), made.logprobs)
+
+
+def _events(group: Sequence[Running], positions: Sequence[int], sampled: Sampled) -> list[Event]:
+    """Hand the tokens to their requests; those that have ended meanwhile get none."""
     events = []
-    for one, token, logprob in zip(group, sampled.ids.tolist(), sampled.logprobs.tolist(), strict=True):
+    rows = zip(group, positions, sampled.ids.tolist(), sampled.logprobs.tolist(), strict=True)
+    for one, position, token, logprob in rows:
+        if one.made and finished(one):
+            continue
+        if token < 0:
+            raise VerificationError(f"the logits of position {position - 1} are not finite numbers")
         one.token, one.made = token, one.made + 1
         events.append(Event(one.number, token, logprob, finished(one)))
     return events

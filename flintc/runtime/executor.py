@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from flintc.runtime.kv import KvCache
+from flintc.runtime.sampling import Sampled, SamplingParams
 
 
 class Executor(Protocol):
@@ -33,6 +34,45 @@ class Executor(Protocol):
         ...
 
 
+class Choice(Protocol):
+    """Tokens that a started step chooses."""
+
+    def wait(self) -> Sampled:
+        """The tokens of the step's rows once they are there; -1 where a row's logits are not finite numbers."""
+        ...
+
+
+@runtime_checkable
+class ChoosingExecutor(Executor, Protocol):
+    """An executor whose steps choose the next tokens, and can go on from them before the caller has seen them."""
+
+    def serves(self, params: SamplingParams) -> bool:
+        """Whether the step itself chooses so; else it is done after the step, which takes longer."""
+        ...
+
+    def choose(
+        self,
+        ids: Sequence[int] | None,
+        positions: Sequence[int],
+        seqs: Sequence[int],
+        params: Sequence[SamplingParams | None],
+        vocab: int | None,
+    ) -> Choice:
+        """Start a step and the choice of each row's next token, and return without waiting for them.
+
+        ids: None for the tokens that the step before chose, with the same ``seqs`` and ``params`` and the next
+        positions. params: None for a row whose token is not read. vocab: ids from there on are never chosen.
+        """
+        ...
+
+
+def path_of(executor: Executor, params: SamplingParams) -> str:
+    """How ``executor`` runs a request that chooses so."""
+    if isinstance(executor, ChoosingExecutor) and not executor.serves(params):
+        return f"{executor.path}, tokens chosen by torch"
+    return executor.path
+
+
 def slices(executor: Executor, slot: int, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], range]]:
     """Cut the next tokens of ``slot`` into steps the backend and the rings allow; yields (ids, positions).
 
@@ -52,6 +92,19 @@ def prefill(executor: Executor, slot: int, ids: Sequence[int]) -> Tensor:
         rows = [len(part) - 1] if positions[-1] == last else []
         logits = executor.step(part, positions, [slot] * len(part), logits_rows=rows)
     return logits
+
+
+def prefill_and_choose(
+    executor: ChoosingExecutor, slot: int, ids: Sequence[int], params: SamplingParams, vocab: int | None
+) -> Sampled:
+    """Process the next tokens of ``slot`` and choose the one after the last."""
+    last = executor.kv.length(slot) + len(ids) - 1
+    for part, positions in slices(executor, slot, ids):
+        seqs = [slot] * len(part)
+        if positions[-1] != last:
+            executor.step(part, positions, seqs, logits_rows=[])
+    made = executor.choose(part, positions, seqs, [*[None] * (len(part) - 1), params], vocab).wait()
+    return Sampled(made.ids[-1:], made.logprobs[-1:])
 
 
 def forward(executor: Executor, slot: int, ids: Sequence[int]) -> Tensor:

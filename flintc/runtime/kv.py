@@ -121,6 +121,8 @@ class KvCache:
         }
         if layout.table is not None:
             self.tables[layout.table] = torch.zeros(slots, columns, dtype=torch.int32)
+        #: Counts changes of the tables, for whoever keeps a copy of them.
+        self.changes = 0
         self._free_pages = list(reversed(range(self.pages)))
         self._free_slots = list(reversed(range(slots)))
         self._sequences: dict[int, _Sequence] = {}
@@ -222,6 +224,7 @@ class KvCache:
         assert self.layout.table is not None
         page = self._free_pages.pop()
         self.tables[self.layout.table][slot, len(sequence.pages)] = page
+        self.changes += 1
         sequence.pages.append(page)
 
     def _pages_for(self, tokens: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from flintc.errors import CapacityError, TokenizerError, UsageError
 from flintc.runtime.batch import Event, run_requests
 from flintc.runtime.chat import Message
-from flintc.runtime.executor import Executor, forward
+from flintc.runtime.executor import Executor, forward, path_of
 from flintc.runtime.generation import Generation, GenerationDefaults, Options, Request, Token
 from flintc.runtime.session import Session
 from flintc.runtime.tokenizer import Tokenizer
@@ -139,8 +139,8 @@ class Model:
         ids = tuple(event.token for event in events)
         logprobs = tuple(event.logprob for event in events)
         return Generation(
-            ids, self.text(request, ids), len(request.prompt), finish, self.executor.path, request.params.seed,
-            logprobs, reused,
+            ids, self.text(request, ids), len(request.prompt), finish, path_of(self.executor, request.params),
+            request.params.seed, logprobs, reused,
         )  # fmt: skip
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, Unpack
 
-from flintc.runtime.batch import Event, Running, advance, begin, finished
+from flintc.runtime.batch import Decoding, Event, Running, finished
 from flintc.runtime.generation import Generation, Options
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ class Session:
         request = model.request(prompt, options)
         kept = self._reusable(request.prompt)
         self._kv.cut(self._slot, kept)
-        one = Running(0, request, self._slot)
+        one, decoding = Running(0, request, self._slot), Decoding(model.executor, model.sampled_vocab)
         events: list[Event] = []
         try:
-            events.append(begin(model.executor, one, request.prompt[kept:], model.sampled_vocab))
+            events.append(decoding.begin(one, request.prompt[kept:]))
             while not finished(one):
-                events += advance(model.executor, [one], model.sampled_vocab)
+                events += decoding.advance([one])
         finally:
             tokens = (*request.prompt, *(event.token for event in events))
             self._cached = tokens[: self._kv.length(self._slot)]

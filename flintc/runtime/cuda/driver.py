@@ -70,10 +70,18 @@ class PreparedLaunch:
     """A launch with its arguments packed: launching it again costs one driver call.
 
     ``arguments`` are device addresses and 32-bit integers in parameter order, ``types`` the kernel's parameter types.
+    ``dependent`` False leaves out the attribute of kernels that wait: their waits then return at once, since the
+    launches before have ended.
     """
 
     def __init__(
-        self, kernel: LoadedKernel, grid: tuple[int, int, int], types: Sequence[str], arguments: Sequence[int]
+        self,
+        kernel: LoadedKernel,
+        grid: tuple[int, int, int],
+        types: Sequence[str],
+        arguments: Sequence[int],
+        *,
+        dependent: bool = True,
     ) -> None:
         driver = load_driver()
         self.kernel = kernel
@@ -87,7 +95,7 @@ class PreparedLaunch:
         config.blockDimX, config.blockDimY, config.blockDimZ = 32 * kernel.num_warps, 1, 1
         config.sharedMemBytes = kernel.shared_bytes
         attributes = []
-        if kernel.waits:
+        if kernel.waits and dependent:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

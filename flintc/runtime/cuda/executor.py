@@ -9,10 +9,13 @@ from torch import Tensor
 
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.reference.nvfp4 import Nvfp4
+from flintc.runtime.cuda.capacity import pool_pages, symbols_of, workspace_bytes
+from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
+from flintc.runtime.cuda.transfer import Upload
 from flintc.runtime.kv import KvCache, KvLayout
+from flintc.runtime.sampling import SamplingParams
 from flintc.runtime.storage import KvStorage, rows_of_tables
-from flintc.runtime.values import attention_chunk
 
 _ROW_INPUTS = ("ids", "positions", "seqs")
 
@@ -22,10 +25,11 @@ class CudaExecutor:
 
     batches: row counts that get a CUDA graph, captured on first use; other counts are padded up with rows that have
     no sequence. context, slots, pages: see :class:`KvCache`; the whole cache is allocated here, since a captured
-    graph holds its address.
+    graph holds its address. pages default to what the GPU's free memory allows; CapacityError where that is too few.
+    dependent: see :class:`DeviceStep`.
     """
 
-    path = "cuda"
+    path = "cuda, prompt in slices of 8 rows"
 
     def __init__(
         self,
@@ -37,47 +41,82 @@ class CudaExecutor:
         slots: int,
         batches: Sequence[int] = (1, 2, 4, 8),
         pages: int | None = None,
+        *,
+        dependent: bool = True,
     ) -> None:
-        self.kv = KvCache(KvLayout.from_graph(plan.graph), context, slots, pages)
+        layout = KvLayout.from_graph(plan.graph)
         self.rows = max(batches)
         device = next(iter(weights.values())).device
+        symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
+        if pages is None:
+            workspace = workspace_bytes(plan, {**symbols, "B": self.rows})
+            pages = pool_pages(layout, context, slots, _free_bytes(device) - workspace)
+        self.kv = KvCache(layout, context, slots, pages)
         self._storage = KvStorage(self.kv, torch.bfloat16, device, whole=True)
-        self._block_tables = {name: table.to(device) for name, table in self.kv.tables.items()}
-        self._rows = torch.zeros((len(_ROW_INPUTS), self.rows), dtype=torch.int32, device=device)
-        self._staged = torch.zeros_like(self._rows, device="cpu").pin_memory()
-        rows = dict(zip(_ROW_INPUTS, self._rows, strict=True))
-        given = {**weights, **tables, **self._storage.tensors, **self._block_tables, **rows}
-        self._step = DeviceStep(plan, compiled, given, self._symbols(plan, tables), batches)
+        block_tables = {name: table.to(device) for name, table in self.kv.tables.items()}
+        rows = torch.zeros((len(_ROW_INPUTS), self.rows), dtype=torch.int32, device=device)
+        inputs = dict(zip(_ROW_INPUTS, rows, strict=True))
+        given = {**weights, **tables, **self._storage.tensors, **block_tables, **inputs}
+        self._step = DeviceStep(plan, compiled, given, {**symbols, "P": pages}, batches, dependent=dependent)
         self._logits = plan.graph.outputs[0]
+        self._chooser = Chooser(self._step, self._step.value(self._logits, 1).shape[1])
+        self._write_rows = Upload(rows)
+        self._write_tables = {name: Upload(table) for name, table in block_tables.items()}
+        self._tables_written = self.kv.changes
+        self._batch = 0
 
-    def _symbols(self, plan: Plan, tables: Mapping[str, Tensor]) -> dict[str, int]:
-        columns = -(-self.kv.context // self.kv.layout.page)
-        return {
-            "Q": self.kv.slots,
-            "T": columns,
-            "P": self.kv.pages,
-            "C": rows_of_tables(tables),
-            "S": -(-self.kv.context // attention_chunk(plan.graph)),
-        }
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of GPU memory besides the weights: KV pool, rings, block tables, workspace."""
+        return {**self.kv.nbytes(), "workspace": self._step.workspace_bytes}
 
     def step(
         self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], *, logits_rows: Sequence[int]
     ) -> Tensor:
         """See :class:`~flintc.runtime.executor.Executor`; at most ``rows`` rows."""
-        batch = next(b for b in self._step.batches if b >= len(ids))
-        self._write_inputs(ids, positions, seqs, batch)
-        self._step.replay(batch)
+        self._write(ids, positions, seqs)
+        self._step.replay(self._batch, "logits" if logits_rows else "body")
         if not logits_rows:
             return torch.empty(0)
-        return self._step.value(self._logits, batch)[list(logits_rows)].cpu()
+        return self._step.value(self._logits, self._batch)[list(logits_rows)].cpu()
 
-    def _write_inputs(self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], batch: int) -> None:
-        """Copy a step's inputs to the device; rows past the live ones belong to no sequence."""
-        # The previous step may still be reading what is staged here.
-        torch.cuda.current_stream(self._rows.device).synchronize()
-        self._staged[:, : len(ids)] = torch.tensor([list(ids), list(positions), list(seqs)], dtype=torch.int32)
-        self._staged[:2, len(ids) : batch] = 0
-        self._staged[2, len(ids) : batch] = -1
-        self._rows.copy_(self._staged, non_blocking=True)
-        for name, table in self.kv.tables.items():
-            self._block_tables[name].copy_(table)
+    def serves(self, params: SamplingParams) -> bool:
+        """See :class:`~flintc.runtime.executor.ChoosingExecutor`."""
+        return self._chooser.serves(params)
+
+    def choose(
+        self,
+        ids: Sequence[int] | None,
+        positions: Sequence[int],
+        seqs: Sequence[int],
+        params: Sequence[SamplingParams | None],
+        vocab: int | None,
+    ) -> PendingChoice:
+        """See :class:`~flintc.runtime.executor.ChoosingExecutor`; at most ``rows`` rows."""
+        if ids is not None:
+            self._write(ids, positions, seqs)
+            self._chooser.ask(params, vocab)
+        else:
+            self._write_changed_tables()
+        return self._chooser.start(self._batch, positions)
+
+    def _write(self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
+        """Enqueue a step's inputs; rows past the live ones belong to no sequence."""
+        self._batch = next(b for b in self._step.batches if b >= len(ids))
+        values = torch.zeros((len(_ROW_INPUTS), self.rows), dtype=torch.int32)
+        values[2] = -1
+        values[:, : len(ids)] = torch.tensor([list(ids), list(positions), list(seqs)], dtype=torch.int32)
+        self._write_rows(values)
+        self._write_changed_tables()
+
+    def _write_changed_tables(self) -> None:
+        if self._tables_written != self.kv.changes:
+            self._tables_written = self.kv.changes
+            for name, write in self._write_tables.items():
+                write(self.kv.tables[name])
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that this process can still take, what torch holds but does not use included."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
