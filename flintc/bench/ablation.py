@@ -147,17 +147,17 @@ def ablation_table(ablation: Ablation) -> Group:
         f"head ({ablation.launches_head} launch) and sampling counted apart"
     )
     launches = _table(title=title)
-    for heading in (*(_heading(kind) for kind in ablation.kinds), "launches", "fewer", "ops\nmerged"):
+    for heading in (*(_heading(kind) for kind in ablation.kinds), "launches", "fewer"):
         launches.add_column(heading, justify="right")
     costs = _table(caption=estimate_note(ablation))
     measured = ("measured\nms",) if ablation.has_times else ()
-    for heading in ("MB read", "MB written", "redundancy", "estimate\nms", *measured):
+    for heading in ("ops\nmerged", "MB read", "MB written", "redundancy", "estimate\nms", *measured):
         costs.add_column(heading, justify="right")
     before = ablation.steps[0].launches
     for step in ablation.steps:
         per_kind = [str(step.per_layer[kind.layers[0]]) for kind in ablation.kinds]
         fewer = str(before - step.launches or "-")
-        launches.add_row(step.name, *per_kind, f"{step.launches:,}", fewer, str(step.merged or "-"))
+        launches.add_row(step.name, *per_kind, f"{step.launches:,}", fewer)
         costs.add_row(*_cost_row(step, ablation.has_times))
         before = step.launches
     return Group(launches, costs)
@@ -185,7 +185,12 @@ def redundancy_text(worst: Redundant | None) -> str:
 
 
 def _cost_row(step: AblationStep, has_times: bool) -> list[str]:
-    cells = [step.name, f"{step.cost.bytes_read / 1e6:,.1f}", f"{step.cost.bytes_written / 1e6:,.1f}"]
+    cells = [
+        step.name,
+        str(step.merged or "-"),
+        f"{step.cost.bytes_read / 1e6:,.1f}",
+        f"{step.cost.bytes_written / 1e6:,.1f}",
+    ]
     cells += [redundancy_text(step.redundant), f"{step.estimate * 1e3:.3f}"]
     if has_times:
         cells.append("-" if step.seconds is None else f"{step.seconds * 1e3:.3f}")
