@@ -151,7 +151,7 @@ def ablation_table(ablation: Ablation) -> Group:
         launches.add_column(heading, justify="right")
     costs = _table(caption=estimate_note(ablation))
     measured = ("measured\nms",) if ablation.has_times else ()
-    for heading in ("ops\nmerged", "MB read", "MB written", "redundancy", "estimate\nms", *measured):
+    for heading in ("ops\nmerged", "MB\nread", "MB\nwritten", "redundancy", "est.\nms", *measured):
         costs.add_column(heading, justify="right")
     before = ablation.steps[0].launches
     for step in ablation.steps:
