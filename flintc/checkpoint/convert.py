@@ -24,7 +24,7 @@ from flintc.checkpoint.gguf_writer import PlannedTensor as GgufTensor
 from flintc.checkpoint.gguf_writer import write_gguf
 from flintc.checkpoint.modelopt import SCALE, SCALE_2
 from flintc.checkpoint.nvfp4 import to_ggml
-from flintc.checkpoint.quantize import QuantizationError, quantization_error, quantize, tensor_scale
+from flintc.checkpoint.quantize import QuantizationError, largest_magnitude, quantization_error, quantize, tensor_scale
 from flintc.checkpoint.safetensors_writer import PlannedTensor, write_shards
 from flintc.checkpoint.synth import SHARD_BYTES, new_folder
 from flintc.checkpoint.weights import FileFormat, Piece, Shape, part_shapes, weight_forms, weight_values
@@ -113,9 +113,8 @@ class _Conversion:
 
     def quantized(self, name: str, weight: Tensor, targets: list[_Target]) -> Nvfp4:
         """Under one tensor scale for the whole weight, or one per expert."""
-        largest = weight.abs().amax(tuple(range(weight.ndim - 2, weight.ndim))).reshape(-1)
         try:
-            packed = quantize(weight, tensor_scale(largest))
+            packed = quantize(weight, tensor_scale(largest_magnitude(weight)))
         except ValueError as error:
             raise CheckpointError(f"{self.source.path}: {name}: {error}") from None
         for t in targets:

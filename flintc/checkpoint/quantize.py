@@ -32,6 +32,12 @@ class QuantizationError:
     largest: float
 
 
+def largest_magnitude(weight: Tensor) -> Tensor:
+    """Of each matrix in ``weight`` [N, K] or [E, N, K]: [1] or [E]; NaN where it has one. Makes no copy of it."""
+    axes = (weight.ndim - 2, weight.ndim - 1)
+    return torch.maximum(weight.amax(axes), -weight.amin(axes)).reshape(-1)
+
+
 def tensor_scale(largest: Tensor) -> Tensor:
     """The FP32 tensor scale for weights of magnitude up to ``largest``: the whole range of code times block scale.
 
@@ -47,7 +53,7 @@ def quantize(weight: Tensor, scale: Tensor) -> Nvfp4:
     scale: f32, one value, or one per expert ([E]). Every block scale is the best of all 127, see ``_best_scales``.
     ValueError where a value is not finite.
     """
-    if not bool(torch.isfinite(weight).all()):
+    if not bool(torch.isfinite(largest_magnitude(weight)).all()):
         raise ValueError("a value is not finite")
     spread = scale.reshape(-1, 1, 1) if weight.ndim == 3 else scale.reshape(1, 1)
     rows = spread.expand(*weight.shape[:-1], 1).reshape(-1, 1)
