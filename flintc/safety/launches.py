@@ -8,7 +8,7 @@ from itertools import combinations
 
 from flintc.ir.graph import Graph
 from flintc.ir.ops import OPS
-from flintc.ir.plan import Effect, Path, Plan
+from flintc.ir.plan import Effect, Path, Plan, PlannedLaunch
 from flintc.safety.access import Access, BoundLaunch
 from flintc.safety.hazard import Hazard
 
@@ -20,21 +20,34 @@ def presence(plan: Plan) -> Iterator[Hazard]:
         if (held[name], expected[name]) != (1, 1):
             yield Hazard("launches", name, "", "", f"{held[name]} times in the plan, {expected[name]} in the graph")
     for launch in plan.launches:
-        kernel = plan.kernels.get(launch.kernel)
-        if kernel is None or len(kernel.params) != len(launch.args):
-            yield Hazard("launches", launch.name, "", "", f"its arguments do not fit a kernel {launch.kernel}")
-            continue
-        if not kernel.paths:
-            yield Hazard("launches", launch.name, "", "", f"kernel {kernel.name} does not state its effects")
-        kinds = {p.name: a.kind for p, a in zip(kernel.params, launch.args, strict=True)}
-        for effect in {e for path in kernel.paths for e in path}:
-            for param in filter(None, (effect.param, *effect.last, *effect.guards)):
-                if kinds.get(param, "symbol") == "symbol":
-                    message = f"kernel {kernel.name} follows {param}, which is no pointer"
-                    yield Hazard("launches", launch.name, "", "", message)
-    for name in {a.ref for x in plan.launches for a in x.args if a.kind == "value"}:
+        yield from _fit(plan, launch)
+    yield from _homes(plan)
+
+
+def _fit(plan: Plan, launch: PlannedLaunch) -> Iterator[Hazard]:
+    """The arguments of a launch fit its kernel, and the kernel states what it does through them."""
+    kernel = plan.kernels.get(launch.kernel)
+    if kernel is None or len(kernel.params) != len(launch.args):
+        yield Hazard("launches", launch.name, "", "", f"its arguments do not fit a kernel {launch.kernel}")
+        return
+    if not kernel.paths:
+        yield Hazard("launches", launch.name, "", "", f"kernel {kernel.name} does not state its effects")
+    kinds = {p.name: a.kind for p, a in zip(kernel.params, launch.args, strict=True)}
+    followed = {p for path in kernel.paths for e in path for p in (e.param, *e.last, *e.guards) if p}
+    for param in sorted(followed):
+        if kinds.get(param, "symbol") == "symbol":
+            message = f"kernel {kernel.name} follows {param}, which is no pointer"
+            yield Hazard("launches", launch.name, "", "", message)
+
+
+def _homes(plan: Plan) -> Iterator[Hazard]:
+    """Activations live in buffers, everything else in memory of its own."""
+    for name in dict.fromkeys(a.ref for x in plan.launches for a in x.args if a.kind == "value"):
         if plan.graph.values[name].kind == "activation" and name not in plan.placement:
             yield Hazard("launches", "", name, "", f"{name} is passed to a launch but has no buffer")
+    for name, buffer in plan.placement.items():
+        if (kind := plan.graph.values[name].kind) != "activation":
+            yield Hazard("launches", "", name, buffer, f"{name}, which is given as {kind}, is placed in {buffer}")
 
 
 def attribute(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:

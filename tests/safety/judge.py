@@ -1,4 +1,4 @@
-"""Breaks plans in every way of :mod:`plan_mutants`, and holds the checker's verdict against the abstract machine's.
+"""Breaks plans in every way of ``mutants_of_*``, and holds the checker's verdict against the abstract machine's.
 
     python tests/safety/judge.py --mutants 2000 --seed 7
 
@@ -21,7 +21,9 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from graphs import baseline
-from plan_mutants import KINDS, Mutant
+from mutants_of_chain import CHAIN_KINDS
+from mutants_of_memory import MEMORY_KINDS
+from mutation import Mutant
 from plan_programs import ROWS, Senseless, Translator
 
 from flintc.codegen.planner import plan
@@ -31,6 +33,7 @@ from flintc.safety import Hazard, find_hazards
 
 SPECS = tuple(str(Path(__file__).parents[1] / "data" / name) for name in ("short-flint.yaml", "short-other.yaml"))
 CHAIN = "dependent-launch"
+KINDS = {**CHAIN_KINDS, **MEMORY_KINDS}
 
 #: Kinds whose mutants are harmless more often than not: fewer of them are made.
 MOSTLY_HARMLESS = frozenset({"duplicate-wait", "raise-wait", "attribute-alone", "drop-attribute", "share-counter"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from judge import judge, share
-from plan_mutants import CHAIN_KINDS
+from mutants_of_chain import CHAIN_KINDS
 
 #: Of each kind; ``tests/safety/judge.py --mutants N`` runs more.
 MUTANTS = 250

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from judge import judge, share
-from plan_mutants import MEMORY_KINDS
+from mutants_of_memory import MEMORY_KINDS
 
 #: Of each kind; ``tests/safety/judge.py --mutants N`` runs more.
-MUTANTS = 270
+MUTANTS = 320
 
 
 @pytest.fixture(scope="module")

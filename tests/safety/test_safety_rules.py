@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from graphs import baseline
 from judge import SPECS
-from plan_mutants import KINDS, Mutant
+from mutants_of_memory import small_ring
 
 from flintc.codegen.planner import plan
 from flintc.errors import VerificationError
@@ -82,12 +82,20 @@ def typed(value: str, type: TensorType) -> Plan:
     return replace(sound(), graph=replace(sound().graph, values=values))
 
 
+def homeless() -> Plan:
+    """An activation without a buffer."""
+    return replace(sound(), placement={k: v for k, v in sound().placement.items() if k != "L0.act"})
+
+
 UNSURE = changed(lambda e: replace(e, sure=False), "wait")
 UNGUARDED = changed(lambda e: replace(e, guards=()), "write", "cache_ptr")
 
 CASES: list[tuple[str, str, Callable[[], Plan], str]] = [
     ("launches", "embed", lambda: replace(sound(), launches=sound().launches[1:]), "0 times in the plan"),
     ("launches", "L0.down", lambda: pathless("L0.down"), "does not state its effects"),
+    ("launches", "", lambda: placed("L0.w.o", where("residual")), "given as weight, is placed in buffer0"),
+    ("launches", "", lambda: placed("L1.cache.1", where("residual")), "given as cache, is placed in buffer0"),
+    ("launches", "", homeless, "L0.act is passed to a launch but has no buffer"),
     ("operands", "L0.down", lambda: with_arg("L0.down", "x_ptr", Arg("value", "L0.h")), "never reads L0.act"),
     ("operands", "L0.down", lambda: with_arg("L0.down", "y_ptr", Arg("value", "L0.x")), "never writes L0.x.1"),
     ("attribute", "L0.down", lambda: with_paths("L0.down", lambda p: p, waits=False), "lacks the attribute"),
@@ -142,10 +150,9 @@ def test_every_rule_has_a_case() -> None:
 
 def test_a_ring_one_page_too_small() -> None:
     """A window of 13 and 8 rows need 20 positions: 2 pages of 8 are too few."""
-    small = KINDS["small-ring"]
     for seed in range(20):
-        mutant = small(sound(), Random(seed))
-        assert isinstance(mutant, Mutant)
+        mutant = small_ring(sound(), Random(seed))
+        assert mutant is not None
         message = str(next(h for h in find_hazards(mutant.plan) if h.rule == "ring"))
         assert "positions loses the oldest of a window of 13 while 8 rows are written" in message
 
