@@ -79,28 +79,28 @@ class Subject:
             return InterpretRunner(self.plan(after))
         return CudaRunner(*self._compiled(after))
 
-    def executor(self, backend: str, context: int) -> Executor:
-        """What runs whole steps, for one sequence of up to ``context`` tokens."""
+    def executor(self, backend: str, context: int, after: str | None = None) -> Executor:
+        """What runs whole steps, for one sequence of up to ``context`` tokens; ``after`` as for :meth:`graph`."""
         check_backend(backend)
         if backend == "cuda":
             from flintc.runtime.cuda.executor import CudaExecutor
 
-            plan, compiled = self._compiled(None)
+            plan, compiled = self._compiled(after)
             weights, tables = on_device(self.weights, "cuda"), self.tables(plan.graph, context, "cuda")
             return CudaExecutor(plan, compiled, weights, tables, context, slots=1)
         if backend == "interpret":
             from flintc.runtime.interpret_executor import InterpretExecutor
 
-            plan = self.plan()
+            plan = self.plan(after)
             return InterpretExecutor(plan, self.weights, self.tables(plan.graph, context), context, slots=1)
         from flintc.runtime.reference_executor import ReferenceExecutor
 
         graph = self.graph("baseline")
         return ReferenceExecutor(graph, self.weights, self.tables(graph, context), "rounded", context, slots=1)
 
-    def logits(self, backend: str, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    def logits(self, backend: str, prompts: Sequence[Sequence[int]], after: str | None = None) -> list[Tensor]:
         """Logits after each token of each prompt: f32[T, vocab] on the CPU."""
-        return run_prompts(self.executor(backend, max(map(len, prompts))), prompts)
+        return run_prompts(self.executor(backend, max(map(len, prompts)), after), prompts)
 
     def _compiled(self, after: str | None) -> tuple[Plan, Mapping[str, CompiledKernel]]:
         """A plan and its machine code for the GPU that is here; the bundle's where there is one."""

@@ -196,15 +196,18 @@ def verify_model(
 
 
 def oracle_logits(
-    subject: Subject, prompts: Sequence[Sequence[int]], device: str = "cpu"
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Logits of transformers in FP32 and in BF16. BackendError where transformers is not installed."""
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    device: str = "cpu",
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
+) -> list[list[Tensor]]:
+    """Logits of transformers, once per dtype. BackendError where transformers is not installed."""
     try:
         from flintc.bench.oracle import Oracle
     except ImportError as error:
         raise BackendError(f"verify needs transformers: {error}", remedy="pip install 'flintc[verify]'") from error
     oracle = Oracle(subject.path, subject.config, device)
-    return oracle.logits(prompts, torch.float32), oracle.logits(prompts, torch.bfloat16)
+    return [oracle.logits(prompts, dtype) for dtype in dtypes]
 
 
 def verify(

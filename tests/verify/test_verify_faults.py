@@ -20,7 +20,7 @@ SPEC = "tiny-flint"
 #: Several windows (13) and several steps of ROWS rows, but less than a verdict needs to pass a model.
 TOKENS, PROMPTS, ROWS = 64, 12, 16
 
-Found = tuple[Path, list[list[int]], tuple[list[Tensor], list[Tensor]]]
+Found = tuple[Path, list[list[int]], list[list[Tensor]]]
 Measure = Callable[[str, int], Found]
 
 
