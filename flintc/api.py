@@ -5,11 +5,12 @@ Rooms are imported inside the functions, so that ``import flintc`` costs next to
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from flintc.errors import BackendError, BundleError, UsageError
+from flintc.errors import BackendError, BundleError, CapacityError, FlintcWarning, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +29,11 @@ Backend = Literal["cuda", "interpret", "reference"]
 #: Called with (done, in all, name of what is being done).
 Progress = Callable[[int, int, str], None]
 
-#: Rows that one step of the fast path can have.
-MAX_BATCH = 8
+#: Rows of the steps that are captured; the last is the most that one step of the fast path can have.
+BATCHES = (1, 2, 4, 8)
+MAX_BATCH = BATCHES[-1]
 #: Sequences that a loaded model holds at once.
 SLOTS = 8
-#: Share of the GPU memory that weights leave free which KV pages may take.
-POOL_SHARE = 0.8
 
 
 def run_passes(
@@ -65,7 +65,7 @@ def compile(
     spec: str | Path | Spec,
     weights: str = "bf16",
     target: str | Sequence[str] = "sm_90",
-    batch: Sequence[int] = (1, 2, 4, 8),
+    batch: Sequence[int] = BATCHES,
     disable_passes: Sequence[str] = (),
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -76,23 +76,37 @@ def compile(
     write (default: one in the cache, named by the bundle's content). Raises SpecError, PassError, UsageError,
     CompileError, BundleError, and VerificationError where the plan is not proved safe under dependent launch.
     """
-    from flintc.bundle import build_bundle, write_bundle
-    from flintc.codegen.aot import compile_kernels
+    from flintc.bundle import write_bundle
     from flintc.codegen.cache import cache_root
-    from flintc.codegen.lint import check_compiled
-    from flintc.codegen.planner import plan
-    from flintc.safety import check_plan
     from flintc.spec import bind_defaults
 
-    loaded, targets = _spec(spec), _targets(target)
-    origin = _origin(loaded, _weights(weights), disable_passes, _batches(batch))
-    made = plan(run_passes(bind_defaults(loaded), weights, disable_passes).graph)
+    model = bind_defaults(_spec(spec))
+    bundle = _build(model, _weights(weights), _targets(target), _batches(batch), disable_passes, progress)
+    folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
+    return write_bundle(bundle, folder)
+
+
+def _build(
+    model: BoundModel,
+    weights: Weights,
+    targets: Sequence[str],
+    batches: tuple[int, ...],
+    disable_passes: Sequence[str],
+    progress: Progress | None,
+) -> Bundle:
+    """A bundle of ``model``, proved and compiled, in memory."""
+    from flintc.bundle import build_bundle
+    from flintc.codegen.aot import compile_kernels
+    from flintc.codegen.lint import check_compiled
+    from flintc.codegen.planner import plan
+    from flintc.codegen.sampler import with_sampler
+    from flintc.safety import check_plan
+
+    made = with_sampler(plan(run_passes(model, weights, disable_passes).graph))
     check_plan(made)
     compiled = compile_kernels(made.kernels.values(), targets, progress=progress)
     check_compiled(made.kernels, compiled.values(), machine_code=False)
-    bundle = build_bundle(made, compiled, origin)
-    folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
-    return write_bundle(bundle, folder)
+    return build_bundle(made, compiled, _origin(model.spec, weights, disable_passes, batches))
 
 
 def load(
@@ -114,9 +128,13 @@ def load(
     GPU), or on the CPU ``reference`` (torch, the default there) or ``interpret`` (the generated kernels in Triton's
     interpreter). numerics: ``rounded``, or ``fp32`` for the oracle (reference only). spec: in place of the one that
     the checkpoint's architecture names. tokenizer, config: folders in place of the checkpoint's own. context: most
-    tokens of one sequence (default: the model's).
+    tokens of one sequence (default: the model's; more is done with a warning). progress: told of kernels compiled and
+    of weights loaded.
 
-    Raises CheckpointError, BundleError, BackendError, UsageError, and TokenizerError for ``tokenizer``.
+    On a GPU without a bundle, one for this GPU and the checkpoint's sizes is compiled on first use, and cached.
+
+    Raises CheckpointError, BundleError, BackendError, UsageError, CapacityError where the GPU's memory does not do,
+    and TokenizerError for ``tokenizer``.
     """
     from flintc.checkpoint import open_checkpoint
     from flintc.runtime.hub import find_checkpoint
@@ -131,15 +149,18 @@ def load(
     text = find_tokenizer(checkpoint, None if tokenizer is None else Path(tokenizer), own_config)
     bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
     limit = _context(context, bound)
-    graph = _step_graph(chosen, bound, checkpoint.weights_format, built)
-    place = "cuda" if chosen == "cuda" else "cpu"
+    format = checkpoint.weights_format
+    on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
+    graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
+    place = "cpu" if on_gpu is None else "cuda"
+    if on_gpu is not None:
+        _check_weights_fit(graph)
     weights = checkpoint.load(graph, bound, place, progress, keep_fp32=numerics == "fp32")
     tables = make_tables(graph, bound, limit, place)
-    executor = (
-        _cuda_executor(graph, weights, tables, limit, built)
-        if chosen == "cuda"
-        else _cpu_executor(chosen, graph, weights, tables, numerics, limit)
-    )
+    if on_gpu is not None:
+        executor = _cuda_executor(on_gpu, weights, tables, limit)
+    else:
+        executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit)
     defaults = find_defaults(checkpoint, own_config)
     return Model(executor, _vocab(graph), text, defaults, tuple(checkpoint.report.notes))
 
@@ -298,39 +319,60 @@ def _cpu_executor(
     return ReferenceExecutor(graph, weights, tables, "fp32" if numerics == "fp32" else "rounded", context, SLOTS)
 
 
-def _cuda_executor(
-    graph: Graph,
-    weights: Mapping[str, Tensor | Nvfp4],
-    tables: Mapping[str, Tensor],
-    context: int,
-    bundle: Bundle | None,
-) -> Executor:
-    """The GPU backend on the bundle's machine code; without a bundle kernels are compiled here, and cached."""
+def _gpu_bundle(bundle: Bundle | None, model: BoundModel, weights: Weights, progress: Progress | None) -> Bundle:
+    """What runs ``model`` on the GPU of this machine: the bundle given, else one compiled once and cached."""
+    from flintc.bundle import load_bundle, write_bundle
+    from flintc.codegen.cache import cache_root
+
+    target = gpu_target()
+    assert target is not None
+    if bundle is not None:
+        bundle.for_target(target)
+        check_same_model(bundle, run_passes(model, weights, stop_after="baseline").graph, weights)
+        return bundle
+    folder = cache_root() / "bundles" / _bundle_key(model, weights, target)
+    try:
+        return load_bundle(folder)
+    except BundleError:  # not there yet, or damaged
+        return write_bundle(_build(model, weights, [target], BATCHES, (), progress), folder)
+
+
+def _bundle_key(model: BoundModel, weights: str, target: str) -> str:
+    """Name of everything that the bundle of a bound model depends on."""
+    import hashlib
+    import json
+    from importlib.metadata import version
+
+    from flintc.codegen.cache import package_digest
+
+    sets = {name: sorted(members) for name, members in model.layer_sets.items()}
+    bound = [spec_sha256(model.spec), dict(model.dims), dict(model.numbers), sets]
+    content = json.dumps([bound, weights, target, package_digest(), version("triton")], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _check_weights_fit(graph: Graph) -> None:
+    """CapacityError where the weights of ``graph`` are larger than the free memory of the GPU."""
     import torch
 
-    from flintc.codegen.aot import compile_kernels
-    from flintc.codegen.planner import plan
+    needed = sum(v.type.nbytes({}) for v in graph.values.values() if v.kind == "weight")
+    free = torch.cuda.mem_get_info()[0]
+    if needed > free:
+        raise CapacityError(
+            f"the weights take {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB of the GPU's memory are free",
+            remedy="use NVFP4 weights or a GPU with more memory",
+        )
+
+
+def _cuda_executor(
+    bundle: Bundle, weights: Mapping[str, Tensor | Nvfp4], tables: Mapping[str, Tensor], context: int
+) -> Executor:
     from flintc.runtime.cuda.executor import CudaExecutor
 
     target = gpu_target()
     assert target is not None
-    pages = _pool_pages(graph, context, torch.cuda.mem_get_info()[0])
-    if bundle is not None:
-        compiled, batches = bundle.for_target(target), bundle.manifest.batches
-        return CudaExecutor(bundle.plan, compiled, weights, tables, context, SLOTS, batches, pages)
-    made = plan(graph)
-    built = compile_kernels(made.kernels.values(), [target])
-    compiled = {name: built[name, target] for name in made.kernels}
-    return CudaExecutor(made, compiled, weights, tables, context, SLOTS, pages=pages)
-
-
-def _pool_pages(graph: Graph, context: int, free: int) -> int:
-    """KV pages for every slot to be full, or as many as ``free`` bytes allow."""
-    from flintc.runtime.kv import KvLayout
-
-    layout = KvLayout.from_graph(graph)
-    wanted = SLOTS * -(-context // layout.page)
-    return min(wanted, int(free * POOL_SHARE) // layout.page_bytes()) if layout.table is not None else wanted
+    compiled, batches = bundle.for_target(target), bundle.manifest.batches
+    return CudaExecutor(bundle.plan, compiled, weights, tables, context, SLOTS, batches)
 
 
 def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:
@@ -353,7 +395,7 @@ def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:
     if device not in (None, "cuda" if chosen == "cuda" else "cpu"):
         raise UsageError(f"the {chosen} backend does not run on {device!r}")
     if chosen == "cuda" and gpu_target() is None:
-        raise BackendError("there is no GPU here that kernels can be compiled for", remedy="load without device=cuda")
+        raise BackendError(_why_no_gpu(), remedy="choose backend reference or interpret")
     return chosen
 
 
@@ -375,11 +417,28 @@ def gpu_target() -> str | None:
     return f"sm_{major}{minor}" if f"sm_{major}{minor}" in TARGETS else None
 
 
+def _why_no_gpu() -> str:
+    import torch
+
+    from flintc.codegen.aot import TARGETS
+
+    if not torch.cuda.is_available():
+        return "there is no NVIDIA GPU here that torch can use"
+    major, minor = torch.cuda.get_device_capability()
+    return f"kernels are compiled for {', '.join(TARGETS)}; {torch.cuda.get_device_name()} here is sm_{major}{minor}"
+
+
 def _context(context: int | None, model: BoundModel) -> int:
+    """Most tokens of a sequence: those asked for, else the model's."""
     most = model.dims["context"]
-    if context is not None and not 1 <= context <= most:
-        raise UsageError(f"context is {context}: it must lie between 1 and the model's {most}")
-    return context or most
+    if context is None:
+        return most
+    if context < 1:
+        raise UsageError(f"context is {context}: it must be 1 or more")
+    if context > most:
+        message = f"context {context} exceeds the {most} that the model is made for: expect its text to get worse"
+        warnings.warn(message, FlintcWarning, stacklevel=3)
+    return context
 
 
 def _origin(spec: Spec, weights: Weights, disable_passes: Sequence[str], batches: tuple[int, ...]) -> Origin:

@@ -83,3 +83,7 @@ class VerificationError(FlintcError):
     """A graph, plan or kernel breaks an invariant that flintc itself must keep."""
 
     exit_code = 1
+
+
+class FlintcWarning(UserWarning):
+    """Something that was done as asked, but may not be what was wanted."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 from typer.exceptions import Abort, TyperException
 
 from flintc.cli import ablate, compile, convert, demo, env, generate, show, synth, verify
-from flintc.cli.common import Debug, State, say_error
-from flintc.errors import FlintcError
+from flintc.cli.common import Debug, State, say_error, say_warning
+from flintc.errors import FlintcError, FlintcWarning
 
 #: Exit codes of every command: it worked, the work failed, the usage or an input is wrong.
 OK, FAILED, BAD_INPUT = 0, 1, 2
@@ -53,8 +55,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. An error is one clear line on stderr."""
+    """Run the command line; returns the exit code. An error or a warning is one clear line on stderr."""
     State.debug = False
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def tell(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, FlintcWarning):
+                say_warning(str(message))
+            else:
+                show(message, category, *place)
+
+        warnings.showwarning = tell  # type: ignore[assignment]
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         code = build_app()(args=list(argv) if argv is not None else None, prog_name="flintc", standalone_mode=False)
         return code if isinstance(code, int) else OK

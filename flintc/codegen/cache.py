@@ -30,6 +30,15 @@ def cache_root() -> Path:
         raise UsageError("no home directory to keep the cache in", remedy="set FLINTC_CACHE to a folder") from error
 
 
+def package_digest() -> str:
+    """Hash of the text of this package: of all that decides what it makes of the same input."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".j2")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """Byte strings in files named by key, each preceded by its own hash.

@@ -1,0 +1,115 @@
+"""What a load on a GPU runs: the bundle given, or one compiled on first use; and what does not fit is refused."""
+
+import pytest
+
+import flintc
+from flintc import api
+from flintc.bundle import load_bundle
+from flintc.errors import BackendError, BundleError, CapacityError
+from flintc.runtime.cuda.capacity import RESERVE, pool_pages, symbols_of, workspace_bytes
+from flintc.runtime.kv import KvLayout
+from flintc.spec import bind_defaults, load_spec
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine that seems to have an sm_90 GPU."""
+    monkeypatch.setattr("flintc.api.gpu_target", lambda: "sm_90")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of its own that shares the compiled kernels."""
+    from flintc.codegen import cache
+
+    (tmp_path / "kernels").symlink_to(cache.cache_root() / "kernels")
+    monkeypatch.setenv("FLINTC_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def tiny():
+    return bind_defaults(load_spec("tiny-flint"))
+
+
+def test_compiled_on_first_use_then_cached(gpu, own_cache):
+    told = []
+    first = api._gpu_bundle(None, tiny(), "bf16", lambda *update: told.append(update))
+    assert first.manifest.targets == ("sm_90",)
+    assert first.plan.sampler is not None
+    assert len(told) == len(first.plan.kernels)
+    again = api._gpu_bundle(None, tiny(), "bf16", lambda *update: pytest.fail("compiled again"))
+    assert (again.manifest, again.path) == (first.manifest, first.path)
+    assert [p.name for p in (own_cache / "bundles").iterdir()] == [first.path.name]
+
+
+def test_a_damaged_bundle_in_the_cache_is_made_again(gpu, own_cache):
+    first = api._gpu_bundle(None, tiny(), "bf16", None)
+    (first.path / "plan.json").write_text("{}")
+    assert api._gpu_bundle(None, tiny(), "bf16", None).manifest == first.manifest
+    assert load_bundle(first.path).manifest == first.manifest
+
+
+def test_keys_tell_models_weights_and_targets_apart():
+    model, other = tiny(), api._resized(load_spec("tiny-flint"), {"layers": 3})
+    keys = {
+        api._bundle_key(m, w, t) for m in (model, other) for w in ("bf16", "nvfp4") for t in ("sm_90", "sm_100")
+    }  # fmt: skip
+    assert len(keys) == 8
+    assert api._bundle_key(tiny(), "bf16", "sm_90") in keys
+
+
+def test_a_gpu_outside_the_bundles_targets(gpu, own_cache, monkeypatch):
+    bundle = flintc.compile("tiny-flint", target="sm_90")
+    assert api._gpu_bundle(bundle, tiny(), "bf16", None) is bundle
+    monkeypatch.setattr("flintc.api.gpu_target", lambda: "sm_100")
+    with pytest.raises(
+        BundleError, match=r"built for sm_90, not for sm_100 \(flintc compile tiny-flint .*--target sm_100"
+    ):
+        api._gpu_bundle(bundle, tiny(), "bf16", None)
+
+
+def test_a_gpu_that_nothing_is_compiled_for(monkeypatch):
+    monkeypatch.setattr("flintc.api.gpu_target", lambda: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Some GPU")
+    with pytest.raises(BackendError, match="compiled for sm_90, sm_100; Some GPU here is sm_86"):
+        flintc.load("anywhere", device="cuda")
+
+
+def test_the_pool_takes_what_is_left():
+    layout = KvLayout.from_graph(api.lower("flint"))
+    page = layout.page_bytes()
+    assert page == 64 * 28 * 1024
+    rings = 8 * layout.ring_bytes()
+    assert pool_pages(layout, 262_144, 8, 200 << 30) == 8 * 4096
+    assert pool_pages(layout, 262_144, 8, RESERVE + rings + 5000 * page) == 5000
+    assert pool_pages(layout, 1000, 1, RESERVE + rings + 5000 * page) == 16
+    with pytest.raises(CapacityError, match=r"262144 tokens needs 7.52 GB .* 0.18 GB .*load with context=6400 or less"):
+        pool_pages(layout, 262_144, 8, RESERVE + rings + 100 * page)
+    with pytest.raises(CapacityError, match="more memory"):
+        pool_pages(layout, 262_144, 8, 0)
+
+
+def test_a_model_without_full_layers_needs_no_pool():
+    layout = KvLayout.from_graph(api.lower("flint"))
+    windowed = KvLayout(layout.page, tuple(c for c in layout.caches if c.window), None, layout.rings)
+    assert pool_pages(windowed, 640, 2, 0) == 20
+
+
+def test_workspace_of_full_flint_is_small():
+    """Split-KV partials of eight rows are the most of it: 262,144 / 512 of them, 32 heads of 128 FP32 channels each."""
+    from flintc.codegen.planner import plan
+    from flintc.codegen.sampler import with_sampler
+
+    made = with_sampler(plan(api.lower("flint")))
+    symbols = symbols_of(made, KvLayout.from_graph(made.graph), 262_144, 8, 262_144)
+    partials = 8 * 512 * 32 * 128 * 4
+    assert partials < workspace_bytes(made, {**symbols, "B": 8}) < 1.5 * partials
+
+
+def test_weights_that_do_not_fit(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (24 << 30, 24 << 30))
+    with pytest.raises(CapacityError, match=r"weights take 79\.\d GB; 25\.8 GB"):
+        api._check_weights_fit(api.lower("flint"))
+    api._check_weights_fit(api.lower("flint", "nvfp4"))
