@@ -189,16 +189,24 @@ class _Run:
 
     def _for(self, node: ast.For, frame: _Frame) -> None:
         over = joined((self._value(node.iter, frame),))
-        before = dict(frame.env)
         with self._under(replace(over, last=None), inside=True):
-            # Once for what one turn of the loop hands to the next, then for what it does.
-            for silent in (1, 0):
-                self._silent += silent
-                self._assign(node.target, Fact(data=over.data), frame)
-                if self._block(node.body, frame):
-                    self._fail(node, "a return inside a loop is not understood")
-                self._silent -= silent
+            before: Env = {}
+            while before != frame.env:  # what one turn of the loop hands to the next
+                before = dict(frame.env)
+                self._turn(node, over, frame, silent=True)
                 frame.env = merged(before, frame.env)
+            self._turn(node, over, frame, silent=False)
+            frame.env = merged(before, frame.env)
+
+    def _turn(self, node: ast.For, over: Fact, frame: _Frame, silent: bool) -> None:
+        """One turn of a loop; a silent one leaves no effects."""
+        if not silent and self._silent:
+            return
+        self._silent += silent
+        self._assign(node.target, Fact(data=over.data), frame)
+        if self._block(node.body, frame):
+            self._fail(node, "a return inside a loop is not understood")
+        self._silent -= silent
 
     def _splits(self, node: ast.If, test: Fact) -> bool:
         """Whether ``node``, standing in the entry itself, decides about a synchronisation or a return.
@@ -258,7 +266,7 @@ class _Run:
                 | ast.Attribute() | ast.IfExp()
             ):  # fmt: skip
                 inner = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
-                return joined([self._value(c, frame) for c in inner])
+                return replace(joined([self._value(c, frame) for c in inner]), flag=None, last=None)
             case _:
                 self._fail(node, f"an expression {type(node).__name__} is not understood")
 

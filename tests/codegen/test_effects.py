@@ -90,6 +90,24 @@ tl.store(y_ptr, 1.0)
     assert told(body) == ["read seqs", "read w if seqs", "read x if seqs", "write y"]
 
 
+def test_a_loop_is_followed_until_nothing_new_comes() -> None:
+    body = """
+a, b, c = x_ptr, x_ptr, x_ptr
+for i in range(n):
+    for j in range(n):
+        value = tl.load(a)
+        a, b, c = b, c, w_ptr
+"""
+    assert told(body) == ["read w", "read x"]
+
+
+def test_who_is_not_last_is_anyone() -> None:
+    body = (
+        "last = arrive_last(count_ptr, 4)\nif not last:\n    tl.store(x_ptr, 1.0)\nif ~last:\n    tl.store(y_ptr, 1.0)"
+    )
+    assert told(body)[2:] == ["write x if count", "write y if count"]
+
+
 def test_the_last_arriver() -> None:
     body = """
 tl.store(y_ptr, 1.0)

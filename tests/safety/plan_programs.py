@@ -230,14 +230,21 @@ class _Launch:
                 own = (counter,) if effect.param in effect.guards else ()
                 return Step("reset", counter=counter, under=(*under, *own))
             return Step("arrive", counter=counter, group=self._group(effect), under=under)
-        paged = value in self.scene.rings or value.startswith("block_table")
-        guarded = any(self.value(g) == "seqs" for g in effect.guards)
-        if paged and not guarded and any(seq < 0 for seq, _ in self.scene.rows[self.step]):
+        needs = self._index(value)
+        guarded = any(self.value(g) in needs for g in effect.guards)
+        if needs and not guarded and any(seq < 0 for seq, _ in self.scene.rows[self.step]):
             return Step("fault", under=under)
         if value in self.scene.rings:
             return self._cache_step(effect, value, path, copy, under)
         cells = self._share(effect, value, path, copy)
         return Step(effect.kind, cells, (self.scene.token(value, self.step),) * len(cells), under=under)
+
+    def _index(self, value: str) -> set[str]:
+        """What names the part of ``value`` that a row touches, and is -1 for a padded row."""
+        if value in self.scene.rings or value.startswith("block_table"):
+            return {"seqs"}
+        ops = (self.scene.graph.ops[o] for o in self.launch.ops)
+        return {op.inputs[1] for op in ops if op.kind == "expert_linear" and op.inputs[2] == value}
 
     def _counter(self, param: str, copy: int) -> Cell:
         """A group's counter: of the first level by group, of deeper levels one for all."""

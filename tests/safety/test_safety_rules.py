@@ -89,6 +89,7 @@ def homeless() -> Plan:
 
 UNSURE = changed(lambda e: replace(e, sure=False), "wait")
 UNGUARDED = changed(lambda e: replace(e, guards=()), "write", "cache_ptr")
+ANY_EXPERT = changed(lambda e: replace(e, guards=()), "read", "weight_ptr")
 
 CASES: list[tuple[str, str, Callable[[], Plan], str]] = [
     ("launches", "embed", lambda: replace(sound(), launches=sound().launches[1:]), "0 times in the plan"),
@@ -129,6 +130,8 @@ CASES: list[tuple[str, str, Callable[[], Plan], str]] = [
     ("counter", "L0.attention", lambda: with_arg("L0.attention", "rows_ptr",
      Arg("scratch", "L0.attention.segments")), "serves two groups"),
     ("padding", "L1.qkv", lambda: with_paths("L1.qkv", UNGUARDED), "writes L1.cache.1 for rows whatever"),
+    ("padding", "L1.expert_gate_up", lambda: with_paths("L1.expert_gate_up", ANY_EXPERT),
+     "reads L1.w.expert_gate_up for rows whatever their expert is"),
     ("ring", "L1.qkv", lambda: typed("block_table.w13", TensorType("i32", ("Q", 2))), "L1.cache has 3*Q pages"),
     ("capacity", "L0.gate_up", lambda: typed("L0.act", TensorType("bf16", ("B", 1 << 20))), "not laid out for"),
 ]  # fmt: skip
