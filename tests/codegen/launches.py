@@ -1,11 +1,13 @@
-"""Small graphs for tests of kernels, and the generated kernels run in the interpreter on given tensors."""
+"""Small graphs for tests of kernels, and the generated kernels run on given tensors: interpreted, or on the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from gpu_kernels import load_on_gpu
 from torch import Tensor
 
 from flintc.codegen.interpret import load_interpreted
@@ -77,6 +79,19 @@ def interpret(graph: Graph, given: Mapping[str, Tensor], **env: int) -> dict[str
     return {name: tensors[name] for name in planned.placement}
 
 
+#: How :func:`load` runs kernels; the fixture ``machine`` sets it.
+LOADERS: dict[str, Callable[[Kernel], Callable[[tuple[int, int, int], Sequence[Any]], None]]] = {
+    "interpreter": load_interpreted,
+    "gpu": load_on_gpu,
+}
+MACHINE = ["interpreter"]
+
+
+def load(kernel: Kernel) -> Callable[[tuple[int, int, int], Sequence[Any]], None]:
+    """The kernel as a function of a grid and its arguments: CPU tensors and ints, in parameter order."""
+    return LOADERS[MACHINE[0]](kernel)
+
+
 def run_plan(
     planned: Plan, tensors: Mapping[str, Tensor], scratch: Mapping[str, Tensor], env: Mapping[str, int]
 ) -> int:
@@ -90,7 +105,7 @@ def run_plan(
             else:
                 args.append((scratch if arg.kind == "scratch" else tensors)[arg.ref])
         x, y, z = (resolve(d, env) for d in launch.grid)
-        load_interpreted(planned.kernels[launch.kernel])((x, y, z), args)
+        load(planned.kernels[launch.kernel])((x, y, z), args)
         calls += 1
     return calls
 

@@ -1,4 +1,4 @@
-"""The sampler in the interpreter: what the host chooses, from the same logits, numbers and cuts."""
+"""The sampler: what the host chooses, from the same logits, numbers and cuts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from functools import cache
 
 import pytest
 import torch
-from launches import TORCH, Maker
+from launches import TORCH, Maker, load
 from torch import Tensor
 
-from flintc.codegen.interpret import load_interpreted
 from flintc.codegen.planner import plan
 from flintc.codegen.sampler import MOST, with_sampler
 from flintc.errors import BundleError
@@ -63,7 +62,7 @@ def choose(
     tensors["requests"].copy_(torch.tensor([words(p, vocab) for p in params]))
     (launch,) = planned.sampler.launches
     x, y, z = (resolve(d, {"B": rows}) for d in launch.grid)
-    load_interpreted(planned.kernels[launch.kernel])((x, y, z), [tensors[a.ref] for a in launch.args])
+    load(planned.kernels[launch.kernel])((x, y, z), [tensors[a.ref] for a in launch.args])
     assert not tensors["arrivals"].any()
     return tensors
 
@@ -195,5 +194,5 @@ def test_it_survives_json_but_not_a_kernel_that_waits() -> None:
     data = json.loads(json.dumps(plan_to_json(planned)))
     assert plan_from_json(data) == planned
     data["kernels"][-1]["waits"] = True
-    with pytest.raises(BundleError, match="sampler.*must not wait"):
+    with pytest.raises(BundleError, match=r"sampler.*must not wait"):
         plan_from_json(data)
