@@ -6,7 +6,7 @@ above the wait and for the wait itself. A compiler that moved a load above a wai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flintc.codegen.ptx import Ptx, PtxAccess, parse_ptx
 from flintc.codegen.sass import disassemble
@@ -38,7 +38,11 @@ def lint(kernel: Kernel, compiled: CompiledKernel, *, machine_code: bool = True)
     """Every way in which ``compiled`` differs from what ``kernel`` states; one clear line each."""
     stated = _Stated(kernel)
     ptx = parse_ptx(kernel.name, compiled.ptx, compiled.params)
-    found = [*_waits("PTX", kernel, len(ptx.waits), ptx.waited_at_end), *_accesses(stated, ptx), *_trigger(stated, ptx)]
+    found = [
+        *_waits("PTX", kernel, len(ptx.waits), ptx.waited_at_end),
+        *_accesses(stated, ptx),
+        *_triggers("PTX", stated, [ptx.waited[i] for i in ptx.triggers]),
+    ]
     if machine_code:
         types = {p.name: str(p.type) for p in kernel.params}
         params = [(name, types.get(name, "*u8")) for name in compiled.params]  # what the compiler appends are pointers
@@ -105,17 +109,18 @@ def _accesses(stated: _Stated, ptx: Ptx) -> Iterator[str]:
             yield f"its PTX lacks the {kind} through {param} that its source states"
 
 
-def _trigger(stated: _Stated, ptx: Ptx) -> Iterator[str]:
-    """The next launch is let go where stated, never earlier."""
-    triggers = ("trigger", "")
-    if triggers in stated.all and not ptx.triggers:
-        yield "its PTX lost the trigger"
-    if triggers not in stated.above and any(0 in ptx.waited[i] for i in ptx.triggers):
-        yield "its PTX lets the next launch start above the wait, its source only below"
+def _triggers(where: str, stated: _Stated, waited: Sequence[frozenset[int]]) -> Iterator[str]:
+    """The next launch is let go where stated, never earlier; ``waited``: per trigger, how often before it."""
+    trigger = ("trigger", "")
+    if trigger in stated.all and not waited:
+        yield f"its {where} lost the trigger"
+    if trigger not in stated.above and any(0 in counts for counts in waited):
+        yield f"its {where} lets the next launch start above the wait, its source does not"
 
 
 def _machine_code(stated: _Stated, sass: SassFlow) -> Iterator[str]:
     """Nothing above the wait that is not stated there."""
+    yield from _triggers("machine code", stated, [sass.waited[i] for i in sass.triggers])
     if not stated.kernel.waits:
         return
     for opcode in sass.stores_above():

@@ -44,7 +44,12 @@ class SassFlow:
     @cached_property
     def waits(self) -> frozenset[int]:
         """Instructions that wait for the launches before."""
-        return frozenset(i for i, x in enumerate(self.listing.instructions) if x.operation == "ACQBULK")
+        return self._all("ACQBULK")
+
+    @cached_property
+    def triggers(self) -> frozenset[int]:
+        """Instructions that let the next launch start."""
+        return self._all("PREEXIT")
 
     @cached_property
     def _after(self) -> list[list[int]]:
@@ -81,6 +86,9 @@ class SassFlow:
                 raise VerificationError(f"kernel {self.name}: cannot tell what {instruction.operands} points into")
             found |= params
         return frozenset(found)
+
+    def _all(self, operation: str) -> frozenset[int]:
+        return frozenset(i for i, x in enumerate(self.listing.instructions) if x.operation == operation)
 
     def _above(self) -> Iterable[tuple[int, Instruction]]:
         return ((i, x) for i, x in enumerate(self.listing.instructions) if 0 in self.waited[i])

@@ -171,6 +171,11 @@ def test_machine_code_above_the_wait() -> None:
     assert code.loads_above() == {"w_ptr"} and code.stores_above() == [] and code.waited_at_end == {1}
 
 
+def test_where_machine_code_triggers() -> None:
+    early, late = sass("PREEXIT", "ACQBULK", "EXIT"), sass("ACQBULK", "PREEXIT", "EXIT")
+    assert [[set(x.waited[i]) for i in x.triggers] for x in (early, late)] == [[{0}], [{1}]]
+
+
 def test_uniform_registers_carry_chains_and_reuse() -> None:
     code = sass(
         "ULDC.64 UR8, c[0x0][0x210]",
