@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -17,6 +18,8 @@ from flintc.errors import FlintcError, FlintcWarning
 
 #: Exit codes of every command: it worked, the work failed, the usage or an input is wrong.
 OK, FAILED, BAD_INPUT = 0, 1, 2
+#: What Typer returns for Ctrl-C.
+_INTERRUPTED = 130
 
 
 def build_app() -> typer.Typer:
@@ -73,16 +76,20 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         code = build_app()(args=list(argv) if argv is not None else None, prog_name="flintc", standalone_mode=False)
+        if code == _INTERRUPTED:
+            return _fail("interrupted", FAILED)
         return code if isinstance(code, int) else OK
     except FlintcError as error:
         return _fail(str(error), error.exit_code)
     except TyperException as error:
         return _fail(error.format_message(), BAD_INPUT)
-    except (Abort, KeyboardInterrupt):
+    except Abort:
         return _fail("interrupted", FAILED)
-    except BrokenPipeError:
-        # The reader of our output left (`flintc show ... | head`): nothing to report, nothing more to write.
-        sys.stderr.close()
+    except SystemExit as exit:
+        if not isinstance(exit.__context__, BrokenPipeError):
+            raise
+        # The reader of our output left (`flintc show ... | head`): no mistake, and nobody to write the rest to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class State:
@@ -36,15 +36,7 @@ SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped one (flint, tiny-flint).")
 ]
 
-
-class _Output(Console):
-    """Where a reader that leaves early (`flintc ... | head`) is no mistake: see `flintc.cli.run`."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-stdout = _Output()
+stdout = Console()
 stderr = Console(stderr=True)
 
 
@@ -80,8 +72,13 @@ def split_list(text: str) -> tuple[str, ...]:
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
     """A progress bar on stderr, off when that is no terminal; call it with (done, total, what is being done)."""
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"), TimeElapsedColumn(),
-               TextColumn("{task.description}"))  # fmt: skip
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("", total=None)
 

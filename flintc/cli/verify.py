@@ -37,7 +37,7 @@ def verify_command(
     bisect: Annotated[bool, typer.Option("--bisect", help="Compare two runs value by value instead.")] = False,
     run: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="With --bisect, twice: BACKEND[@PASS][/BATCH], or a saved trace."),
+        typer.Option(metavar="RUN", help="With --bisect, twice: BACKEND\\[@PASS]\\[/BATCH], or a saved trace."),
     ] = None,
     save_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the first run of --bisect.")] = None,
     spec: Annotated[str | None, typer.Option(help="Spec to use in place of the one the checkpoint names.")] = None,

@@ -1,0 +1,40 @@
+"""The command line in this process: exit code, standard output and standard error of one command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from said import Flintc, Said
+
+from flintc import api, cli
+
+
+@pytest.fixture
+def flintc(capfd: pytest.CaptureFixture[str]) -> Flintc:
+    """Runs a command; output is caught below Python, so that a library's own prints count too."""
+
+    def run(*argv: str | Path) -> Said:
+        capfd.readouterr()
+        code = cli.run([str(a) for a in argv])
+        return Said(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of our own, so that the user's is neither read nor filled."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("FLINTC_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a tokenizer."""
+    folder = tmp_path_factory.mktemp("cli") / "checkpoint"
+    api.synth("tiny-flint", folder, sizes={"layers": 3, "vocab": 300}, demo_tokenizer=True)
+    return folder

@@ -1,0 +1,134 @@
+"""What single commands print and write."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+from said import Flintc
+
+import flintc as package
+from flintc.ir.serialize import graph_from_json
+from flintc.passes import PASSES
+
+KERNEL_FACTS = {"name", "target", "registers", "shared_bytes", "spill_stores", "spill_loads", "num_warps"}
+
+
+@pytest.mark.parametrize("after", ["baseline", *PASSES])
+def test_show_after_every_pass(after: str, flintc: Flintc) -> None:
+    said = flintc("show", "tiny-flint", "--after", after, "--layer", "2")
+    assert said.code == 0
+    launches = {"baseline": 22, "residual-norm": 20, "norm-rope-cache": 16, "attention-merge": 15,
+                "router-expert-gemv": 10, "combine-gemv": 7, "dependent-launch": 7}[after]  # fmt: skip
+    assert f"layer 2: {launches} launches" in said.out
+
+
+def test_show_in_every_format(flintc: Flintc) -> None:
+    assert "graph tiny-flint: 44 launches and 1 launch of the head" in flintc("show", "tiny-flint").out
+    graph = graph_from_json(json.loads(flintc("show", "tiny-flint", "--format", "json").out))
+    assert len(graph.body) == 44
+    dot = flintc("show", "tiny-flint", "--format", "dot").out
+    assert dot.startswith("digraph") and dot.count("{") == dot.count("}")
+    svg = flintc("show", "tiny-flint", "--format", "svg", "--layer", "2")
+    assert svg.code == 0 and xml.fromstring(svg.out).tag.endswith("svg")
+
+
+def test_ablate_report_is_self_contained(flintc: Flintc, tmp_path: Path) -> None:
+    report = tmp_path / "new" / "report.html"
+    said = flintc("ablate", "tiny-flint", "--report", report)
+    assert said.code == 0 and said.out.endswith(f"report -> {report}\n")
+    html = report.read_text()
+    assert "<svg" in html and "combine-gemv" in html
+    assert set(re.findall(r"(?:src|href|data)=\"(.{5})", html)) == {"data:"}
+    assert not re.search(r"@import|url\(|<script|<link|https?://", html)
+    assert list(report.parent.iterdir()) == [report]
+
+
+def test_ablate_counts_for_a_context_the_model_has(flintc: Flintc) -> None:
+    for spec, context in (("tiny-flint", 512), ("flint", 100_000)):
+        assert json.loads(flintc("ablate", spec, "--json").out)["context"] == context
+
+
+def test_ablate_sets_the_published_counts_beside_ours(flintc: Flintc) -> None:
+    text = flintc("ablate", "flint").out
+    assert "1,052 -> 345; published: 1,096 -> 346" in text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text, "a cell is cut at 80 columns"
+    assert "published" not in flintc("ablate", "tiny-flint").out
+
+
+def test_compile_reports_each_kernel_of_each_target(flintc: Flintc, tmp_path: Path) -> None:
+    argv = ("compile", "tiny-flint", "--target", "sm_90, sm_100", "-o", tmp_path / "bundle")
+    made = json.loads(flintc(*argv, "--json").out)
+    assert made["launches"] == 45
+    assert {k["target"] for k in made["kernels"]} == set(made["targets"]) == {"sm_90", "sm_100"}
+    assert all(k.keys() >= KERNEL_FACTS for k in made["kernels"])
+    said = flintc(*argv)
+    spilling = [k for k in made["kernels"] if k["spill_stores"] + k["spill_loads"]]
+    assert said.err.count("spills registers") == len(spilling)
+    assert said.out.endswith(f"45 launches, {len(made['kernels']) // 2} kernels -> {tmp_path / 'bundle'}\n")
+    for kernel in made["kernels"]:
+        assert re.search(rf"^ {kernel['name']} +{kernel['target']} ", said.out, re.M)
+
+
+def test_compile_into_the_cache_by_default(flintc: Flintc, cache: Path) -> None:
+    made = json.loads(flintc("compile", "tiny-flint", "--json").out)
+    assert Path(made["bundle"]).is_relative_to(cache)
+    assert json.loads(flintc("compile", "tiny-flint", "--json").out) == made
+
+
+def test_compile_leaves_out_a_pass(flintc: Flintc, tmp_path: Path) -> None:
+    argv = ("compile", "tiny-flint", "--disable-pass", "combine-gemv", "-o", tmp_path / "bundle", "--json")
+    made = json.loads(flintc(*argv).out)
+    assert made["launches"] == 59
+    assert "combine-gemv" not in made["pipeline"] and len(made["pipeline"]) == len(PASSES) - 1
+
+
+def test_generate_says_what_the_contract_names(flintc: Flintc, checkpoint: Path) -> None:
+    argv = ("generate", checkpoint, "--prompt", "abc", "--max-tokens", "3", "--seed", "4", "--json")
+    made = json.loads(flintc(*argv).out)
+    assert made.keys() >= {"text", "token_ids", "prompt_tokens", "finish_reason", "path"}
+    assert (made["prompt_tokens"], made["path"], made["seed"]) == (3, "reference", 4)
+    assert len(made["token_ids"]) <= 3 and made["finish_reason"] in ("stop", "length")
+    assert json.loads(flintc(*argv).out) == made
+    model = package.load(checkpoint)
+    assert list(model.generate("abc", max_tokens=3, seed=4).token_ids) == made["token_ids"]
+    assert flintc(*argv[:-1]).out == made["text"] + "\n"
+
+
+def test_generate_takes_the_likeliest_token_at_temperature_0(flintc: Flintc, checkpoint: Path) -> None:
+    argv = ("generate", checkpoint, "--prompt", "abc", "--max-tokens", "4", "--temperature", "0", "--json")
+    made = json.loads(flintc(*argv).out)
+    model = package.load(checkpoint)
+    ids = model.tokenizer.encode("abc")
+    for token in made["token_ids"]:
+        assert token == model.forward(ids)[-1, : model.sampled_vocab].argmax().item()
+        ids = [*ids, token]
+
+
+def test_chat_goes_through_the_template_and_a_prompt_does_not(flintc: Flintc, checkpoint: Path) -> None:
+    def prompt_tokens(option: str) -> int:
+        said = flintc("generate", checkpoint, option, "hi", "--max-tokens", "1", "--json")
+        return int(json.loads(said.out)["prompt_tokens"])
+
+    assert prompt_tokens("--prompt") == 2
+    assert prompt_tokens("--chat") > 2
+
+
+def test_synth_and_convert_make_checkpoints_that_generate(flintc: Flintc, checkpoint: Path, tmp_path: Path) -> None:
+    sizes = ("--set", "layers=2", "--set", "experts=4")
+    assert flintc("synth", "--spec", "tiny-flint", "--format", "gguf", "-o", tmp_path / "a.gguf", *sizes).code == 0
+    assert flintc("convert", checkpoint, "--format", "gguf", "-o", tmp_path / "b.gguf").code == 0
+    for name in ("a.gguf", "b.gguf"):
+        argv = ("generate", tmp_path / name, "--tokenizer", checkpoint, "--prompt", "ab", "--max-tokens", "1")
+        assert json.loads(flintc(*argv, "--json").out)["prompt_tokens"] == 2
+
+
+def test_demo(flintc: Flintc) -> None:
+    said = flintc("demo", "--max-tokens", "1")
+    assert said.code == 0, said.err
+    assert [line[0] for line in said.out.splitlines() if re.match(r"\d\. ", line)] == list("12345")
+    kernels, torch = map(float, re.findall(r"\d\.\de-\d+", said.out.splitlines()[-1]))
+    assert 0 < kernels < 3 * torch

@@ -1,0 +1,169 @@
+"""What holds for every command: exit codes, one JSON object, one line per error, help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from said import Flintc
+from typer.main import get_command
+
+from flintc import api, cli
+from flintc.cli import common
+
+COMMANDS = sorted(get_command(cli.build_app()).commands)  # type: ignore[attr-defined]
+
+
+def test_the_commands_of_this_version() -> None:
+    assert COMMANDS == ["ablate", "compile", "convert", "demo", "env", "generate", "show", "synth", "verify"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_json_debug_and_help(command: str, flintc: Flintc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = flintc(command, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert "--json" in said.out and "--debug" in said.out
+
+
+def test_without_a_command_there_is_help_and_no_error(flintc: Flintc) -> None:
+    for argv in ((), ("--debug",)):
+        said = flintc(*argv)
+        assert (said.code, said.err) == (2, "")
+        assert "Usage: flintc" in said.out and all(command in said.out for command in COMMANDS)
+
+
+def test_version(flintc: Flintc) -> None:
+    assert flintc("--version")[:2] == (0, "0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("env",),
+        ("show", "tiny-flint"),
+        ("ablate", "tiny-flint"),
+        ("compile", "tiny-flint", "-o", "{new}"),
+        ("synth", "--spec", "tiny-flint", "-o", "{new}"),
+        ("convert", "{checkpoint}", "--format", "gguf", "-o", "{new}.gguf"),
+        ("generate", "{checkpoint}", "--prompt", "ab", "--max-tokens", "2", "--backend", "reference"),
+        ("generate", "{checkpoint}", "--chat", "hi", "--max-tokens", "2", "--backend", "reference"),
+    ],
+    ids=" ".join,
+)
+def test_json_is_one_object_and_nothing_else(
+    argv: tuple[str, ...], flintc: Flintc, checkpoint: Path, tmp_path: Path
+) -> None:
+    said = flintc(*(a.format(new=tmp_path / "new", checkpoint=checkpoint) for a in argv), "--json")
+    assert said.code == 0, said.err
+    assert isinstance(json.loads(said.out, parse_constant=pytest.fail), dict)
+    assert said.out.count("\n") == 1
+    assert all(line.startswith("flintc: warning: ") for line in said.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("abalte",), "No such command 'abalte'. Did you mean 'ablate'?"),
+        (("show",), "Missing argument 'SPEC'"),
+        (("show", "tiny-flint", "--fromat", "svg"), "--format"),
+        (("show", "tiny-flint", "--format", "pdf"), "'pdf' is not one of"),
+        (("show", "tiny-flint", "--after", "residual-nrom"), "(did you mean 'residual-norm'?"),
+        (("show", "tiny-flint", "--layer", "6"), "no layer 6 (its layers are 0 to 5)"),
+        (("show", "tiny-flnt"), "no spec file tiny-flnt (did you mean 'tiny-flint'?)"),
+        (("show", "no-such-file.yaml"), "no spec file no-such-file.yaml"),
+        (("show", "tiny-flint", "--weights", "fp8"), "unknown weight format 'fp8' (choose bf16 or nvfp4)"),
+        (("compile", "tiny-flint", "--target", "sm_80"), "unknown target 'sm_80' (choose from sm_90, sm_100)"),
+        (("compile", "tiny-flint", "--batch", "1,x"), "--batch '1,x' is not a list of whole numbers"),
+        (("compile", "tiny-flint", "--batch", "9"), "between 1 and 8"),
+        (("compile", "tiny-flint", "--disable-pass", "atention-merge"), "did you mean 'attention-merge'?"),
+        (("compile", "tiny-flint", "-o", "{file}"), "exists and is not a bundle"),
+        (("ablate", "tiny-flint", "--bandwidth", "nan"), "bandwidth must be positive, not nan"),
+        (("ablate", "tiny-flint", "--context", "0"), "--context"),
+        (("generate", "{empty}/none", "--prompt", "x"), "no such file or folder"),
+        (("generate", "{empty}", "--prompt", "x"), "config.json: no such file"),
+        (("generate", "{checkpoint}"), "give either --prompt or --chat"),
+        (("generate", "{checkpoint}", "--prompt", "x", "--chat", "y"), "give either --prompt or --chat"),
+        (("generate", "{checkpoint}", "--prompt", ""), "the prompt is empty"),
+        (("generate", "{checkpoint}", "--prompt", "x", "--temperature", "-1"), "temperature"),
+        (("generate", "{checkpoint}", "--prompt", "x", "--bundle", "{empty}"), "no bundle at"),
+        (("generate", "{checkpoint}", "--prompt", "x", "--backend", "gpu"), "'gpu' is not one of"),
+        (("synth", "--spec", "tiny-flint", "-o", "{checkpoint}"), "exists already"),
+        (("synth", "--spec", "tiny-flint", "-o", "{empty}/new", "--set", "expert=3"), "did you mean 'experts'?"),
+        (("synth", "--spec", "tiny-flint", "-o", "{empty}/new", "--set", "experts"), "is not NAME=N"),
+        (("convert", "{empty}/none", "--format", "gguf", "-o", "{empty}/x.gguf"), "no such file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_bad_usage_and_bad_input_exit_2_with_one_line(
+    argv: tuple[str, ...], words: str, flintc: Flintc, checkpoint: Path, tmp_path: Path
+) -> None:
+    empty, file = tmp_path / "empty", tmp_path / "file"
+    empty.mkdir()
+    file.write_text("mine")
+    said = flintc(*(a.format(empty=empty, file=file, checkpoint=checkpoint) for a in argv))
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("flintc: error: ") and said.err.count("\n") == 1
+    assert words in said.err
+    assert list(empty.iterdir()) == [] and file.read_text() == "mine"
+
+
+def test_failed_work_exits_1(flintc: Flintc, checkpoint: Path) -> None:
+    said = flintc("generate", checkpoint, "--prompt", "x", "--max-tokens", "9999")
+    assert (said.code, said.out) == (1, "")
+    assert "exceed the context limit of 512" in said.err and said.err.count("\n") == 1
+
+
+def test_the_systems_errors_name_the_file(flintc: Flintc, tmp_path: Path) -> None:
+    said = flintc("ablate", "tiny-flint", "--report", tmp_path)
+    assert said.code == 1
+    assert said.err == f"flintc: error: {tmp_path}: Is a directory\n"
+
+
+def test_a_defect_is_one_line_and_a_traceback_only_on_request(flintc: Flintc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr(api, "lower", broken)
+    said = flintc("show", "tiny-flint")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "unexpected ZeroDivisionError: two lines" in said.err and "--debug" in said.err
+    for argv in (("--debug", "show", "tiny-flint"), ("show", "tiny-flint", "--debug")):
+        said = flintc(*argv)
+        assert said.code == 1
+        assert "Traceback" in said.err and "in broken" in said.err
+
+
+def test_an_interrupt_is_no_traceback(flintc: Flintc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "lower", interrupted)
+    assert flintc("show", "tiny-flint") == (1, "", "flintc: error: interrupted\n")
+
+
+@pytest.mark.parametrize("argv", [("show", "flint"), ("env",)], ids=" ".join)
+def test_a_reader_that_leaves_is_no_error(argv: tuple[str, ...]) -> None:
+    """As under ``| head``: the pipe is closed before the first write."""
+    read, write = os.pipe()
+    os.close(read)
+    program = [sys.executable, "-m", "flintc", *argv]
+    done = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_progress_only_on_a_terminal(flintc: Flintc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flintc("synth", "--spec", "tiny-flint", "-o", tmp_path / "a").err == ""
+    screen = StringIO()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(common, "stderr", Console(file=screen, force_terminal=True))
+    said = flintc("synth", "--spec", "tiny-flint", "-o", tmp_path / "b", "--json")
+    assert "\x1b[" in screen.getvalue()
+    assert set(json.loads(said.out)) == {"path", "format", "seed", "bytes", "files"}
