@@ -42,7 +42,8 @@ class AblationStep:
     """One prefix of the pipeline. Counts and costs leave the head out; times are in seconds.
 
     ``merged``: ops that share a launch with others. ``matches``: by rule of the step's pass.
-    ``seconds``, ``kl_fp32`` and ``kl_baseline`` are measurements, None where there is none.
+    ``seconds`` (median), ``p99_seconds``, ``launches_profiled``, ``kl_fp32`` and ``kl_baseline`` are measurements, None
+    where there is none.
     """
 
     name: str
@@ -55,6 +56,8 @@ class AblationStep:
     launch_seconds: float
     redundant: Redundant | None
     seconds: float | None = None
+    p99_seconds: float | None = None
+    launches_profiled: int | None = None
     kl_fp32: float | None = None
     kl_baseline: float | None = None
 
@@ -84,6 +87,8 @@ class Ablation:
     launches_head: int
     kinds: tuple[LayerKind, ...]
     steps: tuple[AblationStep, ...]
+    #: Bytes per second of a plain read, measured in the same run as the times.
+    ceiling: float | None = None
 
     @property
     def has_times(self) -> bool:
@@ -91,9 +96,19 @@ class Ablation:
         return any(step.seconds is not None for step in self.steps)
 
     def measured(self, step: str, **figures: float) -> Ablation:
-        """The same with ``seconds``, ``kl_fp32`` or ``kl_baseline`` of one step filled in."""
+        """The same with measured fields of one step (see :class:`AblationStep`) filled in."""
         steps = tuple(replace(s, **figures) if s.name == step else s for s in self.steps)  # type: ignore[arg-type]
         return replace(self, steps=steps)
+
+    def beside(self, ceiling: float) -> Ablation:
+        """The same with the read ceiling, in bytes per second, that its times are set beside."""
+        return replace(self, ceiling=ceiling)
+
+    def share(self, step: AblationStep) -> float | None:
+        """Share of the read ceiling that a measured step reaches: bytes over time over ceiling."""
+        if step.seconds is None or self.ceiling is None:
+            return None
+        return step.cost.bytes / step.seconds / self.ceiling
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``flintc ablate --json`` prints."""
@@ -103,9 +118,10 @@ class Ablation:
             "context": self.context,
             "batch": self.batch,
             "bandwidth_bytes_per_second": self.bandwidth,
+            "read_ceiling_bytes_per_second": self.ceiling,
             "launches_head": self.launches_head,
             "layer_kinds": {kind.label: list(kind.layers) for kind in self.kinds},
-            "steps": [_step_json(step) for step in self.steps],
+            "steps": [{**_step_json(step), "share_of_ceiling": self.share(step)} for step in self.steps],
         }
 
 
@@ -150,7 +166,7 @@ def ablation_table(ablation: Ablation) -> Group:
     for heading in (*(_heading(kind) for kind in ablation.kinds), "launches", "fewer"):
         launches.add_column(heading, justify="right")
     costs = _table(caption=estimate_note(ablation))
-    measured = ("measured\nms",) if ablation.has_times else ()
+    measured = ("measured\nms", "% of\nceiling") if ablation.has_times else ()
     for heading in ("ops\nmerged", "MB\nread", "MB\nwritten", "redundancy", "est.\nms", *measured):
         costs.add_column(heading, justify="right")
     before = ablation.steps[0].launches
@@ -158,7 +174,7 @@ def ablation_table(ablation: Ablation) -> Group:
         per_kind = [str(step.per_layer[kind.layers[0]]) for kind in ablation.kinds]
         fewer = str(before - step.launches or "-")
         launches.add_row(step.name, *per_kind, f"{step.launches:,}", fewer)
-        costs.add_row(*_cost_row(step, ablation.has_times))
+        costs.add_row(*_cost_row(step, ablation))
         before = step.launches
     return Group(launches, costs)
 
@@ -184,7 +200,7 @@ def redundancy_text(worst: Redundant | None) -> str:
     return f"{worst.factor:.2f} ({worst.launch})" if worst else "1"
 
 
-def _cost_row(step: AblationStep, has_times: bool) -> list[str]:
+def _cost_row(step: AblationStep, ablation: Ablation) -> list[str]:
     cells = [
         step.name,
         str(step.merged or "-"),
@@ -192,8 +208,10 @@ def _cost_row(step: AblationStep, has_times: bool) -> list[str]:
         f"{step.cost.bytes_written / 1e6:,.1f}",
     ]
     cells += [redundancy_text(step.redundant), f"{step.estimate * 1e3:.3f}"]
-    if has_times:
+    if ablation.has_times:
+        share = ablation.share(step)
         cells.append("-" if step.seconds is None else f"{step.seconds * 1e3:.3f}")
+        cells.append("-" if share is None else f"{share:.0%}")
     return cells
 
 
@@ -249,6 +267,10 @@ def _label(key: _Structure, layers: list[int]) -> str:
     return f"{mlp}, {attention}, {where}"
 
 
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
 def _step_json(step: AblationStep) -> dict[str, Any]:
     worst = step.redundant
     return {
@@ -256,7 +278,9 @@ def _step_json(step: AblationStep) -> dict[str, Any]:
         "launches_total": step.launches,
         "launches_per_layer": {str(layer): n for layer, n in step.per_layer.items()},
         "bytes": step.cost.bytes,
-        "ms": None if step.seconds is None else step.seconds * 1e3,
+        "ms": _ms(step.seconds),
+        "ms_p99": _ms(step.p99_seconds),
+        "launches_profiled": step.launches_profiled,
         "kl_fp32": step.kl_fp32,
         "kl_baseline": step.kl_baseline,
         "bytes_read": step.cost.bytes_read,

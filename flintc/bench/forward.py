@@ -13,7 +13,7 @@ from flintc.bench.synthetic import tensors
 from flintc.bench.timing import Timing, time_device
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.reference.nvfp4 import Nvfp4
-from flintc.runtime.cuda.step import DeviceStep
+from flintc.runtime.cuda.step import DeviceStep, Part
 from flintc.runtime.values import attention_chunk
 
 BATCHES = (1, 2, 4, 8)
@@ -34,11 +34,20 @@ def symbols_for(plan: Plan, context: int, sequences: int) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something the GPU did: start and duration in microseconds."""
+
+    name: str
+    start: float
+    us: float
+
+
 @dataclass
 class ForwardBench:
     """A plan with synthetic weights and full caches of ``context`` tokens for ``rows`` sequences.
 
-    ``with_head`` runs the output head too. ``given`` are tensors shared with another bench of the same model.
+    ``given`` are tensors shared with another bench of the same model.
     """
 
     plan: Plan
@@ -83,8 +92,42 @@ class ForwardBench:
         assert isinstance(tensor, Tensor)
         return tensor
 
-    def time(self, repeats: int = 50) -> Timing:
-        """Graph replays of the whole step, other tokens each time."""
-        rows = next(b for b in BATCHES if b >= self.rows)
-        graph = self.step.graph(rows)
-        return time_device(graph.replay, repeats, self.set_rows)
+    @property
+    def batch(self) -> int:
+        """Rows of the captured step: those of the sequences, padded up."""
+        return next(b for b in BATCHES if b >= self.rows)
+
+    def time(self, repeats: int = 50, part: Part = "logits") -> Timing:
+        """Graph replays of ``part`` of the step, other tokens each time."""
+        return time_device(self.step.graph(self.batch, part).replay, repeats, self.set_rows)
+
+    def logits(self, steps: int) -> Tensor:
+        """Logits of as many steps of other tokens: f32[steps * rows, vocab]."""
+        name = self.plan.graph.outputs[0]
+        made = []
+        for i in range(steps):
+            self.set_rows(i)
+            self.step.replay(self.batch)
+            made.append(self.step.value(name, self.batch)[: self.rows].clone())
+        return torch.cat(made)
+
+    def profile(self, part: Part = "logits") -> list[Event]:
+        """Everything the GPU did in one replay of ``part``, as the profiler saw it, in order.
+
+        A launch that starts early counts its wait too.
+        """
+        from torch.profiler import ProfilerActivity, profile
+
+        graph = self.step.graph(self.batch, part)
+        graph.replay()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+            graph.replay()
+            torch.cuda.synchronize()
+        events = [e for e in profiler.events() if e.device_type.name == "CUDA"]
+        events.sort(key=lambda e: e.time_range.start)
+        return [Event(e.name, e.time_range.start, e.time_range.elapsed_us()) for e in events]
+
+    def profiled_launches(self, part: Part = "logits") -> int:
+        """Launches of one replay, counted by the profiler."""
+        return len(self.profile(part))

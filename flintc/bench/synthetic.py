@@ -22,7 +22,9 @@ _SCALE_BITS = (0x30, 0x40)
 _PACKED_RMS = 3.0
 
 
-def tensors(graph: Graph, symbols: Mapping[str, int], theta: float, device: str, seed: int) -> dict[str, Tensor | Nvfp4]:
+def tensors(
+    graph: Graph, symbols: Mapping[str, int], theta: float, device: str, seed: int
+) -> dict[str, Tensor | Nvfp4]:
     """Every weight, table, first cache version and input of ``graph``, by value name, on ``device``.
 
     ``symbols`` gives every run-time symbol, ``B`` as the largest batch. Block tables are a random permutation of the

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flintc.cli.common import Debug, Disabled, Json, SpecArgument, Weights, emit, say, stdout
+from flintc.cli.common import Debug, Disabled, Json, SpecArgument, Weights, emit, progress, say, stdout
 
 if TYPE_CHECKING:
     from flintc.bench.ablation import Ablation
+    from flintc.spec import BoundModel
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +28,16 @@ def ablate_command(
     batch: Annotated[int, typer.Option(min=1, help="Rows of the step.")] = 1,
     bandwidth: Annotated[float, typer.Option(help="TB/s that the estimated time assumes.")] = 4.64,
     disable_pass: Disabled = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="synthetic|CHECKPOINT",
+            help="Also measure: times on this GPU with synthetic weights, or accuracy on a checkpoint of SPEC.",
+        ),
+    ] = None,
+    bundles: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Bundles made ahead, one per prefix, for --measure synthetic.")
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Also write a self-contained HTML report.")
     ] = None,
@@ -43,11 +54,34 @@ def ablate_command(
     run = api.run_passes(model, weights, tuple(disable_pass or ()))
     tokens = context or min(CONTEXT, model.dims["context"])
     ablation = ablate(run, context=tokens, batch=batch, bandwidth=bandwidth * 1e12)
+    if measure == "synthetic":
+        ablation = _with_times(model, ablation, bundles)
+    elif measure is not None:
+        ablation = _with_accuracy(ablation, measure, spec)
     if report is not None:
         write_report(report, ablation, run)
     emit(as_json, ablation.to_json(), lambda: show_ablation(ablation))
     if report is not None and not as_json:
         say(f"report -> {report}")
+
+
+def _with_times(model: BoundModel, ablation: Ablation, bundles: Path | None) -> Ablation:
+    from flintc.bench.prefixes import measure_prefixes, with_measurements
+
+    with progress("measuring") as update:
+        return with_measurements(ablation, *measure_prefixes(model, ablation, bundles=bundles, progress=update))
+
+
+def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str) -> Ablation:
+    from flintc.bench.accuracy import measure_accuracy
+    from flintc.bench.subject import open_subject
+
+    with progress("measuring") as update:
+        subject = open_subject(checkpoint, spec=spec)
+        found = measure_accuracy(subject, [step.name for step in ablation.steps], progress=update)
+    for name, accuracy in found.items():
+        ablation = ablation.measured(name, kl_fp32=accuracy.kl_fp32, kl_baseline=accuracy.kl_baseline)
+    return ablation
 
 
 def show_ablation(ablation: Ablation) -> None:

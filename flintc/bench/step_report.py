@@ -1,0 +1,121 @@
+"""What ``flintc bench forward`` measures: one step in all and per kernel, beside its bytes and the read ceiling."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flintc import api
+from flintc.bench.ceiling import read_ceiling
+from flintc.bench.forward import Event, ForwardBench
+from flintc.bundle import load_bundle
+from flintc.errors import BackendError
+from flintc.ir.cost import decode_env, graph_cost, launch_cost
+from flintc.runtime.cuda.step import Part
+from flintc.spec import bind_defaults, load_spec
+
+
+@dataclass(frozen=True, slots=True)
+class PartTime:
+    """One way to end a step: ``body`` (all layers and the final norm), ``logits``, ``tokens`` (sampled).
+
+    nbytes: read and written, derived from the graph. share: of the read ceiling.
+    """
+
+    name: Part
+    ms: float
+    ms_p99: float
+    nbytes: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A kernel over one step: microseconds as the profiler saw them, waits included; MB and redundancy per launch."""
+
+    name: str
+    launches: int
+    us: float
+    mb: float
+    redundancy: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Everything measured in one run. ceiling: bytes per second of a plain read."""
+
+    spec: str
+    weights: str
+    context: int
+    batch: int
+    gpu: str
+    ceiling: float
+    launches: int
+    workspace_bytes: int
+    parts: tuple[PartTime, ...]
+    kernels: tuple[KernelTime, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``flintc bench forward --json`` prints."""
+        return asdict(self)
+
+
+def measure_step(
+    spec: str, weights: str, bundle: Path | None, context: int, batch: int, repeats: int, trace: Path | None
+) -> StepReport:
+    """Run and time a step of ``batch`` sequences of ``context`` tokens; BackendError without a GPU."""
+    target = api.gpu_target()
+    if target is None:
+        raise BackendError("timing needs a GPU of a target that kernels are compiled for")
+    model = bind_defaults(load_spec(spec))
+    built = load_bundle(bundle) if bundle is not None else api.compile(model.spec, weights=weights, target=target)
+    theta = model.numbers.get("rope_theta", 10000.0)
+    bench = ForwardBench(built.plan, built.for_target(target), context, batch, theta)
+    ceiling = read_ceiling()
+    graph, env = built.plan.graph, decode_env(built.plan.graph, context, batch)
+    body, whole = (graph_cost(graph, env, launches).bytes for launches in (graph.body, graph.launches))
+    parts = []
+    for part, nbytes in (("body", body), ("logits", whole), ("tokens", whole)):
+        if part == "tokens" and built.plan.sampler is None:
+            continue
+        timing = bench.time(repeats, part)  # type: ignore[arg-type]
+        share = nbytes / (timing.median / 1e3) / ceiling
+        parts.append(PartTime(part, timing.median, timing.percentile(99), nbytes, share))  # type: ignore[arg-type]
+    events = bench.profile("logits")
+    if trace is not None:
+        trace.write_text(json.dumps(_chrome(events)), encoding="utf-8")
+    return StepReport(
+        graph.name, built.manifest.weights, context, batch, torch.cuda.get_device_name(), ceiling, len(events),
+        bench.step.workspace_bytes, tuple(parts), _kernels(bench, events, env),
+    )  # fmt: skip
+
+
+def _kernels(bench: ForwardBench, events: Sequence[Event], env: dict[str, int]) -> tuple[KernelTime, ...]:
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        times[event.name].append(event.us)
+    graph = bench.plan.graph
+    first = {planned.kernel: launch for planned, launch in zip(bench.plan.launches, graph.launches, strict=True)}
+    costs = {name: launch_cost(graph, launch, env) for name, launch in first.items()}
+    rows = [
+        KernelTime(name, len(us), sum(us), costs[name].bytes / 1e6, costs[name].redundancy)
+        for name, us in times.items()
+        if name in costs
+    ]
+    return tuple(sorted(rows, key=lambda k: -k.us))
+
+
+def _chrome(events: Sequence[Event]) -> dict[str, Any]:
+    """The step as a Chrome trace; launches that overlap stand on two tracks."""
+    return {
+        "traceEvents": [
+            {"name": e.name, "ph": "X", "ts": e.start, "dur": e.us, "pid": 0, "tid": i % 2}
+            for i, e in enumerate(events)
+        ]
+    }
