@@ -38,7 +38,7 @@ def test_a_batch_gives_each_request_what_it_gets_alone(model):
     options = [{"seed": i, "max_tokens": 5 + i} for i in range(len(prompts))]
     together = model.generate_batch(prompts, options)
     assert together == [model.generate(p, **o) for p, o in zip(prompts, options, strict=True)]
-    assert together[0].path == "cuda"
+    assert together[0].path == "cuda, prompt in slices of 8 rows"
 
 
 def test_a_bundle_gives_what_compiling_on_first_use_gives(folder, model):
