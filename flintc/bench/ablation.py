@@ -166,8 +166,9 @@ def ablation_table(ablation: Ablation) -> Group:
     for heading in (*(_heading(kind) for kind in ablation.kinds), "launches", "fewer"):
         launches.add_column(heading, justify="right")
     costs = _table(caption=estimate_note(ablation))
-    measured = ("measured\nms", "% of\nceiling") if ablation.has_times else ()
-    for heading in ("ops\nmerged", "MB\nread", "MB\nwritten", "redundancy", "est.\nms", *measured):
+    measured = ("measured\nms",) if ablation.has_times else ()
+    share = ("of\nceiling",) if ablation.ceiling is not None else ()
+    for heading in ("ops\nmerged", "MB\nread", "MB\nwritten", "redundancy", "est.\nms", *measured, *share):
         costs.add_column(heading, justify="right")
     before = ablation.steps[0].launches
     for step in ablation.steps:
@@ -209,8 +210,9 @@ def _cost_row(step: AblationStep, ablation: Ablation) -> list[str]:
     ]
     cells += [redundancy_text(step.redundant), f"{step.estimate * 1e3:.3f}"]
     if ablation.has_times:
-        share = ablation.share(step)
         cells.append("-" if step.seconds is None else f"{step.seconds * 1e3:.3f}")
+    if ablation.ceiling is not None:
+        share = ablation.share(step)
         cells.append("-" if share is None else f"{share:.0%}")
     return cells
 
