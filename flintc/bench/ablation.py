@@ -168,7 +168,9 @@ def ablation_table(ablation: Ablation) -> Group:
     costs = _table(caption=estimate_note(ablation))
     measured = ("measured\nms",) if ablation.has_times else ()
     share = ("of\nceiling",) if ablation.ceiling is not None else ()
-    for heading in ("ops\nmerged", "MB\nread", "MB\nwritten", "redundancy", "est.\nms", *measured, *share):
+    # What is written is little; its column makes room for the share where times are known.
+    written = () if share else ("MB\nwritten",)
+    for heading in ("ops\nmerged", "MB\nread", *written, "redundancy", "est.\nms", *measured, *share):
         costs.add_column(heading, justify="right")
     before = ablation.steps[0].launches
     for step in ablation.steps:
@@ -206,8 +208,9 @@ def _cost_row(step: AblationStep, ablation: Ablation) -> list[str]:
         step.name,
         str(step.merged or "-"),
         f"{step.cost.bytes_read / 1e6:,.1f}",
-        f"{step.cost.bytes_written / 1e6:,.1f}",
     ]
+    if ablation.ceiling is None:
+        cells.append(f"{step.cost.bytes_written / 1e6:,.1f}")
     cells += [redundancy_text(step.redundant), f"{step.estimate * 1e3:.3f}"]
     if ablation.has_times:
         cells.append("-" if step.seconds is None else f"{step.seconds * 1e3:.3f}")
