@@ -96,7 +96,7 @@ def compare_value(graph: Graph, launch: Launch, name: str, got: Tensor, values: 
     """One value that ``launch`` made against the same value among ``values``, under the bound of its op.
 
     ``values`` holds what the launch reads as well. Chosen experts are compared by their logits: between two of equal
-    score either may be chosen.
+    score either may be chosen. A padded row chooses none.
     """
     want = values[name]
     assert isinstance(want, Tensor)
@@ -106,7 +106,7 @@ def compare_value(graph: Graph, launch: Launch, name: str, got: Tensor, values: 
         assert isinstance(logits, Tensor)
         inside = (got >= 0) & (got < logits.shape[1])
         chosen = logits.gather(1, got.clamp(0, logits.shape[1] - 1).long()).masked_fill(~inside, torch.nan)
-        wanted = logits.gather(1, want.long())
+        wanted = logits.gather(1, want.clamp(min=0).long()).masked_fill(want < 0, torch.nan)
         return difference(name, chosen, wanted, allowed(logits, rounds).amin(-1, keepdim=True).expand_as(wanted))
     if not want.is_floating_point():
         return difference(name, got, want, torch.full(want.shape, 0.5, device=want.device))

@@ -274,9 +274,11 @@ def _router(types: Types, attrs: Attrs) -> Types:
 
 
 def _topk(types: Types, attrs: Attrs) -> Types:
-    (logits,) = types
+    logits, seqs = types
     _rank(logits, 2, "logits")
     _dtype(logits, ("f32",), "logits")
+    _dtype(seqs, ("i32",), "seqs")
+    _need(seqs.shape == logits.shape[:1], f"logits is {logits}, seqs is {seqs}: leading dimensions must agree")
     k, experts = _int(attrs, "k"), logits.shape[1]
     _need(isinstance(experts, int) and 0 < k <= experts, f"cannot choose {k} of {experts} experts")
     _need(attrs["score"] in ("sigmoid", "softmax"), f"score must be sigmoid or softmax, not {attrs['score']!r}")
@@ -422,13 +424,14 @@ OPS: dict[str, OpDef] = {
         OpDef("router", ("x", "weight"), ("logits",), {}, _router, "FP32 weights, FP32 logits", "Expert logits."),
         OpDef(
             "topk",
-            ("logits",),
+            ("logits", "seqs"),
             ("ids", "weights"),
             {"k": ..., "score": "sigmoid", "renormalize": True},
             _topk,
             "FP32",
             "Top-k on the FP32 logits, ties to the lowest index, best first; "
-            "then the score of the chosen; then w / (sum(w) + 1e-20).",
+            "then the score of the chosen; then w / (sum(w) + 1e-20). "
+            "Rows with seqs = -1 choose none: ids -1, weights 0.",
         ),
         OpDef(
             "expert_linear",
@@ -437,7 +440,8 @@ OPS: dict[str, OpDef] = {
             {"out": "bf16"},
             _expert_linear,
             "FP32 accumulate, expert scale on the accumulator, then `out`",
-            "For each row and rank r, x (shared, or its own [B, k, K]) times weight[ids[row, r]].",
+            "For each row and rank r, x (shared, or its own [B, k, K]) times weight[ids[row, r]]; "
+            "zeros, and no weight read, where the id is -1.",
         ),
         OpDef(
             "silu_mul",

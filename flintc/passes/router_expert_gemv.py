@@ -27,7 +27,7 @@ shared_silu = op("silu_mul", gate_up=shared_gate_up)
 _ROUTE_WHY = (
     "Every program norms the row again, which is cheap, and scores a few experts; the last one to arrive chooses. The "
     "normed row is written besides, for the GEMVs that follow. Another reader of the logits is refused: they are "
-    "complete only once the last program has arrived."
+    "complete only once the last of the row's programs has arrived."
 )
 
 ADD_ROUTE = Rule(
@@ -38,7 +38,7 @@ ADD_ROUTE = Rule(
     crosses=(
         local(add["sum"]),
         recompute(add_norm["y"], kept=True),
-        last_arriver(add_router["logits"], by="launch"),
+        last_arriver(add_router["logits"], by="row"),
     ),
 )
 
@@ -47,7 +47,7 @@ ROUTE = Rule(
     why=_ROUTE_WHY,
     role="route",
     ops=(norm, router, topk),
-    crosses=(recompute(norm["y"], kept=True), last_arriver(router["logits"], by="launch")),
+    crosses=(recompute(norm["y"], kept=True), last_arriver(router["logits"], by="row")),
 )
 
 EXPERTS_SHARED = Rule(

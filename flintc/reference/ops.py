@@ -70,22 +70,28 @@ def router(context: Context, x: Tensor, weight: Tensor) -> tuple[Tensor]:
     return (matmul(x, weight),)
 
 
-def topk(context: Context, logits: Tensor, *, k: int, score: str, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """The k largest logits, ties to the lowest index; ids i32 [B, k] best first, weights f32 [B, k]."""
+def topk(
+    context: Context, logits: Tensor, seqs: Tensor, *, k: int, score: str, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """The k largest logits, ties to the lowest index; ids i32 [B, k] best first, weights f32 [B, k].
+
+    Rows of no sequence (seqs -1) choose none: ids -1, weights 0.
+    """
     # torch.topk leaves the order of ties open; a stable sort keeps the lower index first.
     ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :k]
     scores = logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
     weights = scores.gather(1, ids)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return ids.int(), weights
+    padded = (seqs < 0)[:, None]
+    return ids.int().masked_fill(padded, -1), weights.masked_fill(padded, 0.0)
 
 
 def expert_linear(context: Context, x: Tensor, ids: Tensor, weight: Weight, *, out: str) -> tuple[Tensor]:
-    """x ([B, K], or per rank [B, k, K]) times weight[ids]: [B, k, N]."""
+    """x ([B, K], or per rank [B, k, K]) times weight[ids]: [B, k, N]; zeros where the id is -1."""
     rows = x if x.ndim == 3 else x[:, None].expand(-1, ids.shape[1], -1)
-    y = torch.empty((*ids.shape, weight.shape[1]), dtype=torch.float32, device=x.device)
-    for expert in sorted(set(ids.flatten().tolist())):
+    y = torch.zeros((*ids.shape, weight.shape[1]), dtype=torch.float32, device=x.device)
+    for expert in sorted(set(ids.flatten().tolist()) - {-1}):
         chosen = ids == expert
         y[chosen] = matmul(rows[chosen], weight[expert])
     return (context.store(y, out),)

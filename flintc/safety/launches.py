@@ -218,27 +218,32 @@ def _counter(bound: BoundLaunch, param: str, message: str) -> Hazard:
 
 
 def padding(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
-    """Rule ``padding``: a padded row has sequence -1, which names no page and no row of a block table."""
-    slots = _at_port(plan.graph, bound, "seqs")
+    """Rule ``padding``: a padded row has sequence -1, which names no page, and experts -1, which name no weight."""
     paged = _at_port(plan.graph, bound, "block_table")
     paged |= {a.ref for a in bound.planned.args if a.kind == "value" and plan.graph.values[a.ref].kind == "cache"}
+    yield from _unguarded(bound, paged, _at_port(plan.graph, bound, "seqs"), "sequence slot")
+    experts = _at_port(plan.graph, bound, "weight", of="expert_linear")
+    yield from _unguarded(bound, experts, _at_port(plan.graph, bound, "ids", of="expert_linear"), "expert")
+
+
+def _unguarded(bound: BoundLaunch, values: set[str], indices: set[str], what: str) -> Iterator[Hazard]:
+    """Accesses to ``values`` that do not depend on what ``indices`` hold."""
     told: set[str] = set()
     for access in bound.accesses:
-        if access.value not in paged:
-            continue
-        guarded = any(bound.value(g) in slots for g in access.effect.guards)
-        if not guarded and access.value not in told:
+        guarded = any(bound.value(g) in indices for g in access.effect.guards)
+        if access.value in values and not guarded and access.value not in told:
             told.add(access.value)
             does = "writes" if access.writes else "reads"
-            message = f"it {does} {access.value} for rows whatever their sequence slot is, padded ones included"
+            message = f"it {does} {access.value} for rows whatever their {what} is, padded ones included"
             yield Hazard("padding", bound.name, access.value, access.place, message)
 
 
-def _at_port(graph: Graph, bound: BoundLaunch, port: str) -> set[str]:
-    """Values that the launch's ops read at ``port``."""
+def _at_port(graph: Graph, bound: BoundLaunch, port: str, of: str | None = None) -> set[str]:
+    """Values that the launch's ops, or those of kind ``of``, read at ``port``."""
     return {
         value
-        for o in bound.launch.ops
-        for name, value in zip(OPS[graph.ops[o].kind].inputs, graph.ops[o].inputs, strict=False)
+        for op in (graph.ops[o] for o in bound.launch.ops)
+        if of in (None, op.kind)
+        for name, value in zip(OPS[op.kind].inputs, op.inputs, strict=False)
         if name == port
     }

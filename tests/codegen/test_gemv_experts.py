@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from gemv_cases import Data, Inputs, interpret, reference, rows_of
 from gemv_graphs import Sizes, chained, expert_down, expert_gate_up, expert_linear, route, router
+from launches import only_kernel
 from tolerance import assert_close
 from torch import Tensor
 
@@ -37,6 +39,8 @@ def inputs(sizes: Sizes, graph: Graph, batch: int, exact: bool = True, seed: int
     given = {"ids": data.chosen(sizes.experts, sizes.chosen)} if "ids" not in graph.producers else {}
     if "mix" in graph.values and "mix" not in graph.producers:
         given["mix"] = data.mix(sizes.chosen)
+    if "seqs" in graph.values:
+        given["seqs"] = torch.arange(batch, dtype=torch.int32)
     return data.inputs(graph, **given)
 
 
@@ -101,6 +105,70 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
             alone = interpret(graph, rows_of(given, graph, row), B=1)
             for name in graph.outputs:
                 assert torch.equal(alone[name][0], together[name][row])
+
+
+PADDED = [1, 3]
+LIVE = [0, 2]
+
+
+def without_experts(given: Inputs) -> Inputs:
+    """``given`` with the rows PADDED of no sequence, or where they have been routed already, of no expert."""
+    name = "seqs" if "seqs" in given else "ids"
+    changed = given[name].clone()
+    changed[PADDED] = -1
+    return {**given, name: changed}
+
+
+@pytest.mark.parametrize("weights", RAGGED)
+@pytest.mark.parametrize("own", [False, True], ids=["shared-row", "own-rows"])
+def test_expert_linear_of_padded_rows_is_zero(own: bool, weights: DType) -> None:
+    check_padded(expert_linear(RAGGED[weights], own, weights=weights), RAGGED[weights], zero=("y",))
+
+
+@pytest.mark.parametrize("weights", RAGGED)
+@pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared"])
+def test_gate_up_and_down_of_padded_rows(shared: bool, weights: DType) -> None:
+    """The shared expert's activation is made for every row; down leaves a padded row at zero even so."""
+    check_padded(expert_gate_up(RAGGED[weights], shared, weights), RAGGED[weights], zero=("act",))
+    graph = expert_down(RAGGED[weights], shared, weights)
+    check_padded(graph, RAGGED[weights], zero=graph.outputs)
+
+
+@pytest.mark.parametrize("add", [False, True], ids=["norm", "add+norm"])
+def test_route_of_padded_rows_chooses_no_expert(add: bool) -> None:
+    got = check_padded(route(SMALL, add), SMALL, zero=("mix",))
+    assert (got["ids"][PADDED] == -1).all()
+
+
+def check_padded(graph: Graph, sizes: Sizes, zero: Sequence[str]) -> dict[str, Tensor]:
+    """Padded rows get zeros as the reference has them, the rows between them the bits that they always get."""
+    given = inputs(sizes, graph, 4, exact=False)
+    everything = interpret(chained(graph, 16), given, B=4)
+    got, expected = both(chained(graph, 16), without_experts(given), 4)
+    for name in graph.outputs:
+        assert torch.equal(got[name][LIVE], everything[name][LIVE])
+        if name in zero:
+            assert (got[name][PADDED] == 0).all()
+        else:
+            assert_close(got[name].float(), expected[name].float())
+    return got
+
+
+@pytest.mark.parametrize("weights", RAGGED)
+def test_a_program_of_a_padded_row_reads_no_weight_below_its_wait(weights: DType) -> None:
+    """By its source: after the wait it reads its row's ids, stores and leaves."""
+    sizes = RAGGED[weights]
+    for graph, output in (
+        (expert_linear(sizes, own=True, weights=weights), "y_ptr"),
+        (expert_gate_up(sizes, shared=True, weights=weights), "act_ptr"),
+        (expert_down(sizes, shared=True, weights=weights), "y_ptr"),
+    ):
+        below = []
+        for path in only_kernel(chained(graph, 16)).paths:
+            kinds = [effect.kind for effect in path]
+            assert kinds.count("wait") == 1
+            below.append([(e.kind, e.param) for e in path[kinds.index("wait") + 1 :]])
+        assert [("read", "ids_ptr"), ("write", output)] in below
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])

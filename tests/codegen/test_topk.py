@@ -7,17 +7,27 @@ import torch
 from launches import Maker, interpret
 from torch import Tensor
 
+from flintc.ir.graph import Graph
 from flintc.reference import run_launch
 
 
-def choose(logits: Tensor, k: int, score: str = "sigmoid", renormalize: bool = True) -> tuple[Tensor, Tensor]:
+def topk(experts: int, k: int, score: str = "sigmoid", renormalize: bool = True) -> Graph:
+    """``topk`` alone."""
+    m = Maker()
+    inputs = m.given("logits", "f32", "B", experts), m.given("seqs", "i32", "B")
+    m.op("topk", inputs, ("ids", "w"), k=k, score=score, renormalize=renormalize)
+    return m.graph("ids", "w")
+
+
+def choose(
+    logits: Tensor, k: int, score: str = "sigmoid", renormalize: bool = True, seqs: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Kernel's ids and weights, ids equal to the reference's and weights within a few FP32 steps of it."""
     batch, experts = logits.shape
-    m = Maker()
-    m.op("topk", (m.given("logits", "f32", "B", experts),), ("ids", "w"), k=k, score=score, renormalize=renormalize)
-    graph = m.graph("ids", "w")
-    made = interpret(graph, {"logits": logits}, B=batch)
-    want = run_launch(graph, graph.launches[0], {"logits": logits})
+    graph = topk(experts, k, score, renormalize)
+    given = {"logits": logits, "seqs": torch.arange(batch, dtype=torch.int32) if seqs is None else seqs}
+    made = interpret(graph, given, B=batch)
+    want = run_launch(graph, graph.launches[0], given)
     assert torch.equal(made["ids"], want["ids"])
     # The order of a sum of k (softmax: all) FP32 terms, an exponential and two divisions.
     torch.testing.assert_close(made["w"], want["w"], rtol=(8 + k + experts) * 2.0**-24, atol=0)
@@ -74,11 +84,9 @@ def test_neighbouring_floats_are_told_apart() -> None:
 
 def test_ids_stay_in_range_whatever_the_logits() -> None:
     """A NaN from a broken model must not make a kernel read past the experts."""
-    m = Maker()
-    m.op("topk", (m.given("logits", "f32", "B", 100),), ("ids", "w"), k=6)
     logits = torch.full((2, 100), torch.nan)
     logits[1] = -logits[1]
-    ids = interpret(m.graph("ids", "w"), {"logits": logits}, B=2)["ids"]
+    ids = interpret(topk(100, 6), {"logits": logits, "seqs": torch.zeros(2, dtype=torch.int32)}, B=2)["ids"]
     assert bool(((ids >= 0) & (ids < 100)).all())
 
 
@@ -88,3 +96,15 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     alone_ids, alone_weights = choose(logits[5:6], 6)
     assert torch.equal(ids[5:6], alone_ids)
     assert torch.equal(weights[5:6], alone_weights)
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("worth", [1.0, torch.nan])
+def test_a_padded_row_chooses_no_expert(worth: float, score: str) -> None:
+    """Whatever its logits are; the rows around it choose as they would without it."""
+    logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(4))
+    ids, weights = choose(logits, 5, score)
+    logits[1::2] = worth
+    got_ids, got_weights = choose(logits, 5, score, seqs=torch.tensor([0, -1, 3, -1], dtype=torch.int32))
+    assert torch.equal(got_ids[::2], ids[::2]) and torch.equal(got_weights[::2], weights[::2])
+    assert (got_ids[1::2] == -1).all() and (got_weights[1::2] == 0).all()

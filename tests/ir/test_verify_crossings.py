@@ -133,9 +133,10 @@ def test_the_merge_of_partials(kind, group, legal):
 def test_topk_of_tiled_logits(kind, group, legal):
     s = Sketch()
     s.given("x", "bf16", "B", 64)
+    s.given("seqs", "i32", "B")
     s.weight("w", "f32", 8, 64)
     s.op("router", "router", ["x", "w"], "logits")
-    s.op("topk", "topk", ["logits"], "ids mix", k=2)
+    s.op("topk", "topk", ["logits", "seqs"], "ids mix", k=2)
     g = s.fused(["ids", "mix"], "route", "router topk", Crossing("logits", kind, group))
     assert (said(g) == []) == legal
 

@@ -128,7 +128,7 @@ class Garden:
         self.op("router", [self.pick("row"), self.weight("f32", 4, ROW)], "logits")
 
     def grow_topk(self) -> None:
-        self.op("topk", [self.pick("logits")], "ids mix", k=2)
+        self.op("topk", [self.pick("logits"), "seqs"], "ids mix", k=2)
 
     def grow_expert_up(self) -> None:
         inputs = [self.pick("row"), self.pick("ids"), self.weight("bf16", 4, 2 * ROW, ROW)]

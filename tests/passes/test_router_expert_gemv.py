@@ -13,6 +13,7 @@ def sketch(*, add=True, shared=True, shared_dtype="bf16"):
     s = Sketch()
     s.given("x", "bf16", "B", 64)
     s.given("r", "bf16", "B", 64)
+    s.given("seqs", "i32", "B")
     s.weight("w.norm", "f32", 64)
     s.weight("w.router", "f32", 8, 64)
     s.weight("w.expert", "bf16", 8, 96, 64)
@@ -21,7 +22,7 @@ def sketch(*, add=True, shared=True, shared_dtype="bf16"):
         s.op("add", "add", ["x", "r"], "sum residual")
     s.op("norm", "norm", ["sum" if add else "x", "w.norm"], "h", eps=EPS)
     s.op("router", "router", ["h", "w.router"], "logits")
-    s.op("topk", "topk", ["logits"], "ids mix", k=3)
+    s.op("topk", "topk", ["logits", "seqs"], "ids mix", k=3)
     s.op("gate_up", "expert_linear", ["h", "ids", "w.expert"], "gu", out="f32")
     s.op("silu", "silu_mul", ["gu"], "act")
     if shared:
@@ -41,7 +42,7 @@ def run(graph):
 def test_takes_a_layer_with_a_shared_expert():
     got = run(sketch().graph(*outputs())).graph
     assert partition(got) == "route(add norm router topk) | expert_gate_up(gate_up silu s_gate_up s_silu)"
-    assert crossings(got, "route") == {"sum": "local", "h": "recompute", "logits": "last-arriver:launch"}
+    assert crossings(got, "route") == {"sum": "local", "h": "recompute", "logits": "last-arriver:row"}
     assert crossings(got, "expert_gate_up") == {"gu": "local", "sgu": "local"}
 
 
@@ -70,7 +71,7 @@ def test_keeps_the_add_apart_where_its_sum_is_read_elsewhere():
 
 def test_refuses_to_route_where_the_logits_are_read_elsewhere():
     s = sketch()
-    s.op("second", "topk", ["logits"], "ids2 mix2", k=1)
+    s.op("second", "topk", ["logits", "seqs"], "ids2 mix2", k=1)
     got = run(s.graph(*outputs(), "ids2"))
     assert "route(" not in partition(got.graph)
     assert got.steps[1].matches[0].refused == {"router.logits has another reader": 1}
@@ -111,13 +112,14 @@ def test_refuses_a_launch_that_would_wait_for_itself():
     """The experts are chosen by what the shared expert made: both in one launch would wait for each other."""
     s = Sketch()
     s.given("h", "bf16", "B", 64)
+    s.given("seqs", "i32", "B")
     s.weight("w.router", "f32", 8, 40)
     s.weight("w.expert", "bf16", 8, 96, 64)
     s.weight("w.shared", "bf16", 80, 64)
     s.op("s_gate_up", "linear", ["h", "w.shared"], "sgu")
     s.op("s_silu", "silu_mul", ["sgu"], "sact")
     s.op("router", "router", ["sact", "w.router"], "logits")
-    s.op("topk", "topk", ["logits"], "ids mix", k=3)
+    s.op("topk", "topk", ["logits", "seqs"], "ids mix", k=3)
     s.op("gate_up", "expert_linear", ["h", "ids", "w.expert"], "gu", out="f32")
     s.op("silu", "silu_mul", ["gu"], "act")
     graph = s.graph("act", "mix")

@@ -22,6 +22,10 @@ def call(kind: str, *inputs: Tensor | Nvfp4, numerics: Numerics = "rounded", **a
     return tuple(made[o] for o in outputs)
 
 
+#: Sequence slot of the one row of a step.
+SLOT = torch.zeros(1, dtype=torch.int32)
+
+
 def bf16(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
@@ -161,7 +165,7 @@ def test_topk_orders_by_logit_where_sigmoid_saturates() -> None:
     """sigmoid is exactly 1.0 in FP32 for all of these; the logits still decide."""
     logits = torch.tensor([[20.0, 40.0, 30.0, 19.0, 25.0, 18.0]])
     assert (logits.sigmoid() == 1.0).all()
-    ids, weights = call("topk", logits, k=3)
+    ids, weights = call("topk", logits, SLOT, k=3)
     assert ids.dtype == torch.int32 and ids.tolist() == [[1, 2, 4]]
     assert torch.equal(weights, torch.full((1, 3), 1.0) / 3)
 
@@ -169,26 +173,43 @@ def test_topk_orders_by_logit_where_sigmoid_saturates() -> None:
 def test_topk_ties_go_to_the_lowest_index() -> None:
     logits = torch.zeros(1, 256)
     logits[0, [7, 200]] = 1.0
-    assert call("topk", logits, k=6)[0].tolist() == [[7, 200, 0, 1, 2, 3]]
+    assert call("topk", logits, SLOT, k=6)[0].tolist() == [[7, 200, 0, 1, 2, 3]]
 
 
 def test_topk_when_all_scores_are_near_zero() -> None:
     """The weights are w / (sum + 1e-20): still a distribution at -30, and finite where sigmoid underflows."""
-    (_, weights) = call("topk", torch.full((1, 256), -30.0), k=6)
+    (_, weights) = call("topk", torch.full((1, 256), -30.0), SLOT, k=6)
     torch.testing.assert_close(weights, torch.full((1, 6), 1 / 6), atol=0, rtol=1e-6)
     for logit in (-100.0, -1000.0):
-        (_, weights) = call("topk", torch.full((1, 256), logit), k=6)
+        (_, weights) = call("topk", torch.full((1, 256), logit), SLOT, k=6)
         assert weights.isfinite().all() and (weights >= 0).all() and (weights < 1e-20).all()
 
 
 def test_topk_softmax_and_no_renormalisation() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
-    ids, weights = call("topk", logits, k=2, score="softmax", renormalize=False)
+    ids, weights = call("topk", logits, SLOT, k=2, score="softmax", renormalize=False)
     z = sum(math.exp(v) for v in (1, 3, 2, 0))
     assert ids.tolist() == [[1, 2]]
     torch.testing.assert_close(weights, torch.tensor([[math.exp(3) / z, math.exp(2) / z]]))
-    _, weights = call("topk", logits, k=2, score="softmax")
+    _, weights = call("topk", logits, SLOT, k=2, score="softmax")
     torch.testing.assert_close(weights, torch.tensor([[1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))]]))
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+def test_topk_of_a_padded_row_chooses_none(score: str) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [torch.nan, 1.0, 2.0], [3.0, 2.0, 1.0]])
+    ids, weights = call("topk", logits, torch.tensor([4, -1, 0]).int(), k=2, score=score)
+    assert ids.tolist() == [[1, 2], [-1, -1], [0, 1]]
+    assert weights[1].tolist() == [0.0, 0.0] and (weights[::2] > 0).all()
+
+
+def test_expert_linear_of_no_expert_is_zero_and_reads_no_weight() -> None:
+    weight, ids = bf16(3, 8, 16), torch.tensor([[0, -1], [-1, -1]]).int()
+    weight[1:] = torch.nan  # the last one is what -1 would pick
+    for x in (bf16(2, 16, seed=1), bf16(2, 2, 16, seed=2)):
+        (y,) = call("expert_linear", x, ids, weight)
+        assert_rounded_from(y[0, 0], weight[0].double() @ (x[0] if x.ndim == 2 else x[0, 0]).double())
+        assert (y[0, 1] == 0).all() and (y[1] == 0).all()
 
 
 def test_expert_linear_shared_and_per_rank_inputs() -> None:

@@ -162,17 +162,17 @@ def interleaved_rope(
     return rotate(q), rotate(k)
 
 
-def large_epsilon(right: Callable[..., Any], context: Any, logits: Tensor, **attrs: Any) -> Any:
-    ids, raw = right(context, logits, **{**attrs, "renormalize": False})
+def large_epsilon(right: Callable[..., Any], context: Any, *inputs: Tensor, **attrs: Any) -> Any:
+    ids, raw = right(context, *inputs, **{**attrs, "renormalize": False})
     return ids, raw / (raw.sum(-1, keepdim=True) + 1e-6)
 
 
-def no_renormalisation(right: Callable[..., Any], context: Any, logits: Tensor, **attrs: Any) -> Any:
-    return right(context, logits, **{**attrs, "renormalize": False})
+def no_renormalisation(right: Callable[..., Any], context: Any, *inputs: Tensor, **attrs: Any) -> Any:
+    return right(context, *inputs, **{**attrs, "renormalize": False})
 
 
-def rounded_logits(right: Callable[..., Any], context: Any, logits: Tensor, **attrs: Any) -> Any:
-    return right(context, logits.bfloat16().float(), **attrs)
+def rounded_logits(right: Callable[..., Any], context: Any, logits: Tensor, seqs: Tensor, **attrs: Any) -> Any:
+    return right(context, logits.bfloat16().float(), seqs, **attrs)
 
 
 def packed(change: Callable[[str, Nvfp4], Tensor | Nvfp4]) -> Callable[[Weights], Weights]:

@@ -33,6 +33,8 @@ def route(graph: Graph, launch: Launch) -> Selection:
         sig.value("norm", norm.inputs[1])
         constants["EPS"] = float(norm.attrs["eps"])  # type: ignore[arg-type]
     sig.value("router", op.inputs[1])
+    for topk in topks:
+        sig.value("seqs", topk.inputs[1])
     for add in adds:
         sig.value("residual_out", add.outputs[1])
     sig.value("h", op.inputs[0])

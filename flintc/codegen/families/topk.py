@@ -10,7 +10,7 @@ def topk(graph: Graph, launch: Launch) -> Selection:
     """``topk`` alone: one program, of one warp, per row."""
     (op,) = ops_of(graph, launch, "topk")
     sig = Signature(graph, launch)
-    for name, value in zip(("logits", "ids", "weights"), (*op.inputs, *op.outputs), strict=True):
+    for name, value in zip(("logits", "seqs", "ids", "weights"), (*op.inputs, *op.outputs), strict=True):
         sig.value(name, value)
     experts, chosen = columns(graph, op.inputs[0]), columns(graph, op.outputs[0])
     constants: dict[str, int | float | bool] = {

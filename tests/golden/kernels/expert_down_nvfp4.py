@@ -318,12 +318,17 @@ def expert_down_2048x512_nvfp4_shared(
     vector = tl.program_id(1)
     rows = N - first
     groups = row_groups(TILE)
+    row = first + tl.arange(0, TILE)
     shared_codes = shared_codes_ptr + first.to(tl.int64) * (SHARED_K // 2)
     shared_scales = shared_scales_ptr + first.to(tl.int64) * (SHARED_K // 16)
     tile = load_packed(shared_codes, shared_scales, groups, rows, 0, SHARED_K, SPLIT, SHARED_STEPS, SHARED_EVEN)
     scale = load_row_scales(shared_scale_ptr + first, groups, rows)
     # Above: nothing that this step writes. Below: what its launches have made.
     wait_for_producers()
+    if tl.load(ids_ptr + vector * RANKS) < 0:
+        # A padded row has no expert at any rank. Nobody reads what becomes of it: it leaves at once.
+        tl.store(y_ptr + vector * N + row, 0.0, mask=row < N)
+        return
     # Each expert's product has a column: those of the ranks, then the shared one. One sum over the warps serves all.
     column = tl.arange(0, COLUMNS)[None, :]
     mix = tl.load(mix_ptr + vector * RANKS + column, mask=column < RANKS, other=0.0)
@@ -348,5 +353,4 @@ def expert_down_2048x512_nvfp4_shared(
         routed += column_of(weighted, rank)
     total = round_bf16(routed)
     total = round_bf16(total.to(tl.float32) + column_of(y, RANKS))
-    row = first + tl.arange(0, TILE)
     tl.store(y_ptr + vector * N + row, total, mask=row < N)

@@ -226,9 +226,14 @@ def expert_gate_up_1024x2048_shared(
     first = tl.program_id(0) * (TILE // 2)
     groups = paired_row_groups(TILE, N // 2)
     rows = N - first
+    row = first + tl.arange(0, TILE // 2)
     # Which expert it is has been decided in this step: nothing of it can be fetched above.
     wait_for_producers()
     expert = tl.load(ids_ptr + product).to(tl.int64)
+    if expert < 0:
+        # A padded row reads no expert.
+        tl.store(act_ptr + product * (N // 2) + row, 0.0, mask=row < N // 2)
+        return
     weight_rows = weight_ptr + (expert * N + first) * K
     tile = load_weights(weight_rows, groups, rows, 0, K, SPLIT, STEPS, EVEN)
     # One vector of the eight that an instruction multiplies.
@@ -239,5 +244,4 @@ def expert_gate_up_1024x2048_shared(
     y = tl.sum(acc, 0)
     gate, up = split_pairs(y)
     gate, up = column_of(gate, 0), column_of(up, 0)
-    row = first + tl.arange(0, TILE // 2)
     tl.store(act_ptr + product * (N // 2) + row, silu_mul(gate, up), mask=row < N // 2)

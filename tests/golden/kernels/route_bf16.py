@@ -128,6 +128,7 @@ def route_256x2048_add(
     residual_ptr,
     norm_ptr,
     router_ptr,
+    seqs_ptr,
     residual_out_ptr,
     h_ptr,
     logits_ptr,
@@ -150,6 +151,7 @@ def route_256x2048_add(
     expert = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
+    seq = tl.load(seqs_ptr + row)
     weights = tl.load(
         router_ptr + expert[:, None] * WIDTH + column[None, :],
         mask=(expert < EXPERTS)[:, None] & inside[None, :],
@@ -174,5 +176,6 @@ def route_256x2048_add(
         scores = tl.load(logits_ptr + row * EXPERTS + index, mask=index < EXPERTS, other=0.0)
         ids, mix = choose(scores, EXPERTS, CHOSEN, SOFTMAX, RENORMALIZE)
         rank = tl.arange(0, ids.shape[1])[None, :]
-        tl.store(ids_ptr + row * CHOSEN + rank, ids, mask=rank < CHOSEN)
-        tl.store(mix_ptr + row * CHOSEN + rank, mix, mask=rank < CHOSEN)
+        # A padded row chooses no expert.
+        tl.store(ids_ptr + row * CHOSEN + rank, tl.where(seq >= 0, ids, -1), mask=rank < CHOSEN)
+        tl.store(mix_ptr + row * CHOSEN + rank, tl.where(seq >= 0, mix, 0.0), mask=rank < CHOSEN)
