@@ -21,8 +21,8 @@ from flintc.runtime.tokenizer import Tokenizer
 
 Progress = Callable[[int, int, str], None]
 
-#: Prompts by default: a few more than a verdict needs.
-PROMPTS = 24
+#: Prompts by default: three times what a verdict needs, since a few positions where an expert flips carry most of the KL.
+PROMPTS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def verify_command(
     backend: Annotated[str | None, typer.Option(help="Runs the whole model (default: cuda, else reference).")] = None,
     kernels: Annotated[str | None, typer.Option(help="Runs single kernels (default: cuda, else interpret).")] = None,
     every_launch: Annotated[bool, typer.Option(help="Check every launch, not one per kernel.")] = False,
-    prompts: Annotated[int, typer.Option(min=1, help="Most prompts to cut from the text.")] = 24,
+    prompts: Annotated[int, typer.Option(min=1, help="Most prompts to cut from the text.")] = 64,
     tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens of each (default: 200, or past the window).")
     ] = None,

@@ -42,7 +42,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ready]:
 def passes(plan: Plan, fault: KernelFault, inputs: StepInputs, values: dict) -> bool:
     """Whether the last launch of each kernel that the fault concerns is within its bound."""
     runner = InterpretRunner(plan)
-    chosen = [uses[-1] for name, uses in kernels_of(runner).items() if name.startswith(fault.kernel)]
+    chosen = [uses[-1] for name, uses in kernels_of(runner).items() if fault.concerns(name)]
     return all(d.passed for launch in chosen for d in compare_launch(runner, launch, inputs, values))
 
 
