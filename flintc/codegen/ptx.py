@@ -122,9 +122,9 @@ class Ptx:
         changed = True
         while changed:
             changed = False
-            for target, sources in flows.items():
+            for target, flowing in flows.items():
                 before = origins.get(target, frozenset())
-                after = before.union(*(origins[s] for s in sources if s in origins))
+                after = before.union(*(origins[s] for s in flowing if s in origins))
                 if after != before:
                     origins[target], changed = after, True
         return origins
