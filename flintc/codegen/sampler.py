@@ -52,7 +52,7 @@ def _select(plan: Plan) -> Selection:
     sig.memory("requests", "requests", TensorType("i32", ("B", WORDS)))
     sig.memory("tokens", "tokens", TensorType("i32", ("B",)))
     sig.memory("logprobs", "logprobs", TensorType("f32", ("B",)))
-    sig.memory("best_logits", "best_logits", TensorType("f32", ("B", blocks, MOST)))
+    sig.memory("best_orders", "best_orders", TensorType("i32", ("B", blocks, MOST)))
     sig.memory("best_ids", "best_ids", TensorType("i32", ("B", blocks, MOST)))
     sig.memory("largest", "largest", TensorType("f32", ("B", blocks)))
     sig.memory("sums", "sums", TensorType("f32", ("B", blocks)))

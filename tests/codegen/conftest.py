@@ -7,14 +7,13 @@ import pytest
 def pytest_generate_tests(metafunc):
     """Every test of a module that runs kernels."""
     if {"interpret", "load"} & vars(metafunc.module).keys():
-        metafunc.fixturenames.append("machine")
         machines = ["interpreter", pytest.param("gpu", marks=pytest.mark.gpu)]
         metafunc.parametrize("machine", machines, indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def machine(request):
     """What runs the kernels of the test."""
-    launches.MACHINE[0] = request.param
-    yield request.param
+    launches.MACHINE[0] = getattr(request, "param", "interpreter")
+    yield launches.MACHINE[0]
     launches.MACHINE[0] = "interpreter"

@@ -18,6 +18,7 @@ from flintc.ir.plan import CompiledKernel, Plan
 from flintc.passes import BASELINE
 from flintc.reference import Nvfp4, run
 from flintc.runtime.cuda.step import DeviceStep
+from flintc.runtime.values import attention_chunk
 from flintc.spec import bind_defaults, load_spec
 
 CONTEXT, SLOTS = 96, 8
@@ -44,8 +45,8 @@ def built(spec: str, weights: str, after: str) -> tuple[Plan, Mapping[str, Compi
 def symbols(graph: Graph, context: int = CONTEXT, slots: int = SLOTS) -> dict[str, int]:
     """Run-time symbols of a small step with room for ``context`` tokens in each of ``slots``."""
     page = next(v.type.shape[3] for v in graph.values.values() if v.kind == "cache")
-    chunk = next(op.attrs["chunk"] for op in graph.ops.values() if op.kind == "attention_partial")
-    assert isinstance(page, int) and isinstance(chunk, int)
+    chunk = attention_chunk(graph)
+    assert isinstance(page, int)
     columns = -(-context // page)
     return {"B": 8, "Q": slots, "T": columns, "P": columns * slots, "C": context, "S": -(-context // chunk)}
 

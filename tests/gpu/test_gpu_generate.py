@@ -46,7 +46,7 @@ def model(weights: str) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def prompts(model: Model) -> list[list[int]]:
     ids = model.tokenizer.encode(SOURCE)
-    return [ids[i * 230 : i * 230 + 220] for i in range(20)]
+    return [ids[i * 230 : i * 230 + 220] for i in range(60)]
 
 
 def test_kl_against_fp32_is_that_of_the_reference(weights: str, model: Model, prompts: list[list[int]]) -> None:

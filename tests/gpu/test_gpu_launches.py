@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from device_cases import PIPELINE, Case, make_case
 from tolerance import assert_close
+from torch import Tensor
+
+from flintc.ir.graph import Graph, Launch
 
 pytestmark = pytest.mark.gpu
 
@@ -13,32 +18,53 @@ pytestmark = pytest.mark.gpu
 CHAINED = {"qkv": 2, "expert_gate_up": 2, "gate_up": 2, "expert_down": 3, "route": 2}
 
 
-def check_launches(case: Case, live: slice) -> None:
+def check_launches(case: Case, live: slice | list[int], padded: Sequence[int] = ()) -> None:
     """Run each launch alone on the reference's inputs and compare what it makes."""
     step, graph = case.step, case.plan.graph
     for planned, ready in zip(case.plan.launches, step.launches(case.rows), strict=True):
         launch = graph.launch_of[next(x for x in graph.launches if x.name == planned.name).ops[0]]
-        case.reset()
-        for name in graph.reads(launch):
-            if name in case.plan.placement:
-                step.value(name, case.rows).copy_(case.values[name])
-        for name in graph.reads(launch):
-            if graph.values[name].kind == "cache" and name in case.values:
-                step.tensors[step.stored(name)].copy_(case.values[name])
+        prepare(case, launch)
         ready(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
         for name in graph.writes(launch):
-            if name not in case.plan.placement:
-                continue
-            got, want = step.value(name, case.rows).cpu()[live], case.values[name][live]
-            if graph.values[name].type.dtype == "i32":
-                assert torch.equal(got, want), name
-            elif ".a." in name or name.endswith(("a.o", "a.m", "a.l")):
-                assert torch.allclose(torch.nan_to_num(got), torch.nan_to_num(want), rtol=2e-2, atol=2e-2), name
-            else:
-                assert_close(got, want, CHAINED.get(launch.role, 1))
+            if name in case.plan.placement:
+                got, want = step.value(name, case.rows).cpu(), case.values[name]
+                check_value(graph, launch, name, got[live], want[live])
+                for row in padded:
+                    check_padded_row(graph, name, got[row], want[row])
     for counters in step.scratch.values():
         assert not counters.any()
+
+
+def prepare(case: Case, launch: Launch) -> None:
+    """Poison, and in it what ``launch`` reads."""
+    step, graph = case.step, case.plan.graph
+    case.reset()
+    for name in graph.writes(launch):
+        if graph.values[name].type.dtype == "i32":
+            step.value(name, case.rows).fill_(0x55)  # the bits of NaN are those of -1, the id of no expert
+    for name in graph.reads(launch):
+        if name in case.plan.placement:
+            step.value(name, case.rows).copy_(case.values[name])
+        elif graph.values[name].kind == "cache" and name in case.values:
+            step.tensors[step.stored(name)].copy_(case.values[name])
+
+
+def check_value(graph: Graph, launch: Launch, name: str, got: Tensor, want: Tensor) -> None:
+    """One value of the rows that belong to a sequence."""
+    if graph.values[name].type.dtype == "i32":
+        assert torch.equal(got, want), name
+    elif ".a." in name or name.endswith(("a.o", "a.m", "a.l")):
+        assert torch.allclose(torch.nan_to_num(got), torch.nan_to_num(want), rtol=2e-2, atol=2e-2), name
+    else:
+        assert_close(got, want, CHAINED.get(launch.role, 1))
+
+
+def check_padded_row(graph: Graph, name: str, got: Tensor, want: Tensor) -> None:
+    """No expert (-1), and zeros where nothing was attended to or no expert read; partials are not written at all."""
+    written = graph.ops[graph.producers[name]].kind != "attention_partial"
+    if written and (want == want.flatten()[0]).all():
+        assert torch.equal(got, want), name
 
 
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
@@ -46,3 +72,13 @@ def check_launches(case: Case, live: slice) -> None:
 @pytest.mark.parametrize("after", PIPELINE)
 def test_every_launch_of_a_prefix(after: str, rows: int, weights: str) -> None:
     check_launches(make_case("tiny-flint", weights, after, rows), slice(None))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("after", PIPELINE)
+def test_padded_rows_among_others(after: str, weights: str) -> None:
+    padded = [1, 4, 7]
+    case = make_case("tiny-flint", weights, after, 8, padded)
+    chosen = [op.outputs[0] for op in case.plan.graph.ops.values() if op.kind == "topk"]
+    assert chosen and all((case.values[name][padded] == -1).all() for name in chosen)
+    check_launches(case, [0, 2, 3, 5, 6], padded)

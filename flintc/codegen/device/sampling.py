@@ -4,13 +4,18 @@ import triton
 import triton.language as tl
 
 from flintc.codegen.device.philox import philox_uniform
-from flintc.codegen.device.topk import NO_KEY, key_index, key_logit
 
 #: Weight of the likeliest token: weights are whole numbers, so that their sums depend on no order.
 UNITS: tl.constexpr = tl.constexpr(1 << 40)
 
 #: Added to an FP64 number below 2^51 and taken away again, it leaves the nearest whole number, ties to even.
 WHOLE: tl.constexpr = tl.constexpr(3 << 51)
+
+#: Below the order of every number.
+NO_ORDER: tl.constexpr = tl.constexpr(-(1 << 31))
+
+#: Above every id.
+NO_ID: tl.constexpr = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit
@@ -26,24 +31,44 @@ def load_double(words_ptr):
 
 
 @triton.jit
-def best_keys(keys, count, K: tl.constexpr):
-    """The ``count`` largest of all different ``keys``, best first, in int64 [K]; NO_KEY behind them."""
-    rank = tl.arange(0, K)
-    best = tl.full((K,), NO_KEY, tl.int64)
-    for r in range(count):
-        largest = tl.max(keys, 0)
-        best = tl.where(rank == r, largest, best)
-        keys = tl.where(keys == largest, NO_KEY, keys)
-    return best
+def order_of(logits):
+    """int32 that ascends with the logit; both zeros are equal."""
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    # Negative floats sort backwards by their bits: flip all but the sign.
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def draw(best, temperature, top_k, top_p, key_low, key_high, position):
-    """The id that a row's random number falls on, among its top_k best keys, best first."""
-    rank = tl.arange(0, best.shape[0])
-    first = key_logit(tl.max(best, 0)).to(tl.float64)
-    taken = (rank < top_k) & (best != NO_KEY)
-    below = tl.where(taken, (key_logit(best).to(tl.float64) - first) / temperature, 0.0)
+def logit_of(order):
+    """The logit of an order."""
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def best_of(orders, ids, count, K: tl.constexpr):
+    """Orders and ids of the ``count`` largest, best first, ties to the lowest id, in int32 [K] each.
+
+    Ids are all different. NO_ORDER is no candidate; where there are too few, and behind them, NO_ORDER and NO_ID stand.
+    """
+    rank = tl.arange(0, K)
+    best_orders = tl.full((K,), NO_ORDER, tl.int32)
+    best_ids = tl.full((K,), NO_ID, tl.int32)
+    for r in range(count):
+        largest = tl.max(orders, 0)
+        id = tl.min(tl.where((orders == largest) & (orders != NO_ORDER), ids, NO_ID), 0)
+        best_orders = tl.where(rank == r, largest, best_orders)
+        best_ids = tl.where(rank == r, id, best_ids)
+        orders = tl.where(ids == id, NO_ORDER, orders)
+    return best_orders, best_ids
+
+
+@triton.jit
+def draw(orders, temperature, top_k, top_p, key_low, key_high, position):
+    """Rank of the id that a row's random number falls on, among its top_k best, best first."""
+    rank = tl.arange(0, orders.shape[0])
+    first = logit_of(tl.max(orders, 0)).to(tl.float64)
+    taken = (rank < top_k) & (orders != NO_ORDER)
+    below = tl.where(taken, (logit_of(orders).to(tl.float64) - first) / temperature, 0.0)
     units = (tl.exp(below) * UNITS + WHOLE) - WHOLE
     weight = tl.where(taken, units.to(tl.int64), 0)
     before = tl.cumsum(weight, 0) - weight
@@ -51,5 +76,4 @@ def draw(best, temperature, top_k, top_p, key_low, key_high, position):
     kept = tl.where(before.to(tl.float64) < share, weight, 0)
     number = philox_uniform(key_low, key_high, position.to(tl.uint64))
     target = (number * tl.sum(kept, 0).to(tl.float64)).to(tl.int64)
-    choice = tl.sum((tl.cumsum(kept, 0) <= target).to(tl.int32), 0)
-    return tl.sum(tl.where(rank == choice, key_index(best), 0), 0)
+    return tl.sum((tl.cumsum(kept, 0) <= target).to(tl.int32), 0)

@@ -52,7 +52,7 @@ class Chooser:
         self._upload = Upload(memory["requests"]) if step.sampler else None
         # Two: the host reads the tokens of one step while the next is making its own.
         self._pending = [PendingChoice(0, Download(self._tokens, self._logprobs)) for _ in range(2)]
-        self._params: list[SamplingParams] = []
+        self._by_torch: dict[int, SamplingParams] = {}
         self._limit = vocab
 
     def serves(self, params: SamplingParams) -> bool:
@@ -61,24 +61,23 @@ class Chooser:
 
     def ask(self, params: Sequence[SamplingParams | None], vocab: int | None) -> None:
         """Say how each row chooses from now on; None: its token is not read. Ids from ``vocab`` on are padding."""
-        self._params = [p or _UNREAD for p in params]
         self._limit = self._vocab if vocab is None else vocab
-        if self._upload is not None and self._by_sampler:
-            unread = self._step.batches[-1] - len(params)
-            words = [request_words(p, self._limit) for p in (*self._params, *[_UNREAD] * unread)]
+        asked = [p or _UNREAD for p in params]
+        self._by_torch = {row: p for row, p in enumerate(asked) if not self.serves(p)}
+        if self._upload is not None:
+            unread = self._step.batches[-1] - len(asked)
+            served = [p if self.serves(p) else _UNREAD for p in (*asked, *[_UNREAD] * unread)]
+            words = [request_words(p, self._limit) for p in served]
             self._upload(torch.tensor(words, dtype=torch.int32))
 
-    @property
-    def _by_sampler(self) -> bool:
-        return all(map(self.serves, self._params))
-
     def start(self, batch: int, positions: Sequence[int]) -> PendingChoice:
-        """Start a step of ``batch`` rows, the first of them at ``positions``, and the choice of their tokens."""
-        if self._by_sampler:
-            self._step.replay(batch, "tokens")
-        else:
-            self._step.replay(batch, "logits")
-            self._choose(batch, [p + 1 for p in positions])
+        """Start a step of ``batch`` rows, the first of them at ``positions``, and the choice of their tokens.
+
+        What a row gets depends on how it chooses itself, never on the other rows.
+        """
+        self._step.replay(batch, "tokens" if self._upload is not None else "logits")
+        if self._by_torch:
+            self._choose(batch, positions)
         oldest = self._pending.pop(0)
         oldest.wait()  # its memory on the host is about to be used again
         self._pending.append(PendingChoice(len(positions), oldest.download))
@@ -86,15 +85,17 @@ class Chooser:
         return self._pending[-1]
 
     def _choose(self, batch: int, positions: Sequence[int]) -> None:
-        """What the sampler does, in torch."""
-        rows = len(positions)
-        logits = self._step.value(self._step.plan.graph.outputs[0], batch)[:rows]
+        """What the sampler does, in torch, for the rows that it cannot serve."""
+        rows = torch.tensor(list(self._by_torch), device=self._step.device)
+        next_positions = [positions[row] + 1 for row in self._by_torch]
+        logits = self._step.value(self._step.plan.graph.outputs[0], batch)[rows]
         finite = logits.isfinite().all(1)
-        made = sample(logits.where(finite[:, None], 0.0), self._params, positions, self._limit)
-        self._tokens[:rows] = made.ids.where(finite, -1).int()
-        self._logprobs[:rows] = made.logprobs
-        self._input("ids")[:rows] = self._tokens[:rows].clamp(min=0)
-        self._input("positions")[:rows] += 1
+        chosen = sample(logits.where(finite[:, None], 0.0), [*self._by_torch.values()], next_positions, self._limit)
+        tokens = chosen.ids.where(finite, -1).int()
+        self._tokens[rows] = tokens
+        self._logprobs[rows] = chosen.logprobs
+        self._input("ids")[rows] = tokens.clamp(min=0)
+        self._input("positions")[rows] = torch.tensor(next_positions, dtype=torch.int32, device=rows.device)
 
     def _input(self, name: str) -> Tensor:
         tensor = self._step.tensors[name]
