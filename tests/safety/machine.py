@@ -205,7 +205,7 @@ class Machine:
             case "trigger":
                 state.released[index].add(number)
             case "fault":
-                raise Met(f"launch {self.grids[index].name} touches a page that no table names")
+                raise Met(f"launch {self.grids[index].name} looks up a page or an expert that is none")
 
     def _shuffle(self, state: State, chance: random.Random) -> None:
         """One random order: in each turn, one program that can take a step takes a few."""

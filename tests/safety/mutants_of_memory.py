@@ -14,14 +14,17 @@ from flintc.ir.types import TensorType
 
 
 def drop_guard(plan: Plan, random: Random) -> Mutant | None:
-    """A page is touched for padded rows too."""
+    """A page, or an expert, is looked up for padded rows too."""
 
     def guarded(p: Plan, i: int, path: Path, at: int) -> bool:
         params = p.kernels[p.launches[i].kernel].params
-        refs = {q.name: a.ref for q, a in zip(params, p.launches[i].args, strict=True)}
+        refs = {q.name: a.ref.partition("#")[0] for q, a in zip(params, p.launches[i].args, strict=True)}
         value = p.graph.values.get(refs.get(path[at].param, ""))
-        paged = value is not None and (value.kind == "cache" or value.name.startswith("block_table"))
-        return paged and path[at].kind != "hint" and any(refs[g] == "seqs" for g in path[at].guards)
+        if value is None or path[at].kind == "hint":
+            return False
+        ops = p.graph.ops.values()
+        experts = {op.inputs[2] for op in ops if op.kind == "expert_linear"}
+        return value.kind == "cache" or value.name.startswith("block_table") or value.name in experts
 
     found = pick_effect(plan, random, guarded)
     if found is None:
