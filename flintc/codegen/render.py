@@ -110,11 +110,15 @@ def render_kernel(
 def _rounding(graph: Graph, launch: Launch) -> list[str]:
     """What the kernel computes, op by op with its rounding."""
     ops = [graph.ops[name].kind for name in launch.ops]
-    return ["Ops:", *(f"  {kind}: {OPS[kind].rounding}" for kind in ops), ""]
+    lines = (_wrap(f"  {kind}: {OPS[kind].rounding}", "    ") for kind in ops)
+    return ["Ops:", *(line for wrapped in lines for line in wrapped), ""]
+
+
+def _wrap(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _header(selection: Selection, notes: Sequence[str]) -> str:
     """What the kernel is, and the constants it is bound to."""
     bound = "Bound: " + ", ".join(f"{k}={v}" for k, v in selection.constants.items())
-    lines = textwrap.wrap(bound, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return '"""' + "\n".join([selection.doc, "", *notes, *lines]) + '\n"""'
+    return '"""' + "\n".join([selection.doc, "", *notes, *_wrap(bound, "  ")]) + '\n"""'
