@@ -45,7 +45,7 @@ def run_passes(
     from flintc.passes import run_pipeline
 
     spec = model.spec
-    graph = lower_attention(build(model, _weights(weights)), spec.numerics.attention_chunk)
+    graph = lower_attention(build(model, _weights(weights)), spec.numerics.attention_chunk, spec.numerics.window_chunk)
     return run_pipeline(graph, spec.pipeline, disable_passes, stop_after)
 
 

@@ -22,7 +22,8 @@ OTHER = str(Path(__file__).parent / "data" / "other.yaml")
 def baseline(spec: str, weights: Weights = "bf16") -> Graph:
     """The graph of a spec before the first pass."""
     model = bind_defaults(load_spec(spec))
-    return lower_attention(build(model, weights), model.spec.numerics.attention_chunk)
+    numerics = model.spec.numerics
+    return lower_attention(build(model, weights), numerics.attention_chunk, numerics.window_chunk)
 
 
 @cache

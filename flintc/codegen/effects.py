@@ -26,7 +26,9 @@ _WAIT, _TRIGGER = "tl.extra.cuda.gdc_wait", "tl.extra.cuda.gdc_launch_dependents
 _ARRIVE = "arrive_last"
 
 #: Functions of Triton that hand a pointer on without following it.
-_HAND_ON = frozenset({"tl.where", "tl.broadcast_to", "tl.expand_dims", "tl.reshape", "tl.multiple_of"})
+_HAND_ON = frozenset(
+    {"tl.where", "tl.broadcast_to", "tl.expand_dims", "tl.reshape", "tl.permute", "tl.multiple_of", "tl.max_contiguous"}
+)
 
 #: More paths than any kernel that a person can follow.
 _MOST_PATHS = 64

@@ -69,7 +69,7 @@ def decode_env(graph: Graph, context: int, batch: int = 1) -> dict[str, int]:
     """Symbols for a step of ``batch`` rows, each of its own sequence with ``context`` tokens, the new one included."""
     chunk, page = 1, 1
     for op in graph.ops.values():
-        if op.kind == "attention_partial":
+        if op.kind == "attention_partial" and op.attrs["window"] is None:
             chunk = max(chunk, _whole(op.attrs["chunk"]))
         if op.kind == "kv_write":
             page = max(page, _whole(graph.values[op.outputs[0]].type.shape[3]))

@@ -9,16 +9,18 @@ from flintc.ir.graph import Graph, Launch, Op, Value
 from flintc.ir.ops import OPS, infer
 
 
-def lower_attention(graph: Graph, chunk: int) -> Graph:
+def lower_attention(graph: Graph, chunk: int, window_chunk: int | None = None) -> Graph:
     """Replace each `attention` by `attention_partial` over chunks of ``chunk`` positions and `attention_merge`.
 
-    The partial keeps the op's name; the merge is ``<name>_merge`` and makes the op's output ``y`` from ``y.o``,
-    ``y.m`` and ``y.l``. The graph must hold one launch per op, as built.
+    Layers with a window have chunks of ``window_chunk`` (default: ``chunk``). The partial keeps the op's name; the
+    merge is ``<name>_merge`` and makes the op's output ``y`` from ``y.o``, ``y.m`` and ``y.l``. The graph must hold
+    one launch per op, as built.
     """
     values, ops = dict(graph.values), {}
     pieces: dict[str, tuple[Op, ...]] = {}
     for op in graph.ops.values():
-        pieces[op.name] = _split(op, chunk, values) if op.kind == "attention" else (op,)
+        own = chunk if op.attrs.get("window") is None else window_chunk or chunk
+        pieces[op.name] = _split(op, own, values) if op.kind == "attention" else (op,)
         ops.update({piece.name: piece for piece in pieces[op.name]})
     launches: list[Launch] = []
     for launch in graph.launches:

@@ -15,8 +15,9 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.f
 
 
 def attention_chunk(graph: Graph) -> int:
-    """Positions per split-KV partial (1 where the graph has no attention)."""
-    chunks = {op.attrs["chunk"] for op in graph.ops.values() if op.kind == "attention_partial"}
+    """Positions per partial over the whole context, whose number is the symbol ``S`` (1 where there are none)."""
+    partials = [op for op in graph.ops.values() if op.kind == "attention_partial"]
+    chunks = {op.attrs["chunk"] for op in partials if op.attrs["window"] is None}
     (chunk,) = chunks or {1}
     assert isinstance(chunk, int)
     return chunk

@@ -218,13 +218,15 @@ class Checks(Entry):
 
 
 class Numerics(Entry):
-    """Storage types, and the two sizes that fix the order of attention's reductions."""
+    """Storage types, and the sizes that fix the order of attention's reductions."""
 
     activations: Literal["bf16"] = "bf16"
     kv_cache: Literal["bf16"] = "bf16"
     accumulate: Literal["f32"] = "f32"
     #: Positions per split-KV partial.
     attention_chunk: Annotated[Whole, Field(gt=0, le=1 << 20)] = 512
+    #: The same on windowed layers; None: ``attention_chunk``.
+    window_chunk: Annotated[Whole, Field(gt=0, le=1 << 20)] | None = None
     #: Positions per page of the KV cache.
     kv_page: Annotated[Whole, Field(gt=0, le=1 << 16)] = 64
 

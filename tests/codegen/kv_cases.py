@@ -9,7 +9,7 @@ import torch
 from launches import Maker
 from torch import Tensor
 
-from flintc.codegen.families.attention import TILE
+from flintc.codegen.families.attention import STRIP
 from flintc.ir.graph import Graph
 from flintc.ir.ops import splits
 
@@ -32,8 +32,8 @@ class Sizes:
 
     @property
     def one_tile(self) -> bool:
-        """Whether a program's loop takes every chunk in one step."""
-        return self.chunk <= TILE and self.chunk & (self.chunk - 1) == 0
+        """Whether one step of one warp takes every chunk, so that its maximum is the chunk's."""
+        return self.chunk <= STRIP and self.chunk & (self.chunk - 1) == 0
 
     @property
     def ring(self) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from flintc.ir.graph import Op, Value
 from flintc.ir.types import resolve
 from flintc.reference import rope_table, run
+from flintc.runtime.values import attention_chunk
 
 SPEC = "tiny-flint"
 SLOTS, PAGES_PER_SLOT, POSITIONS = 5, 8, 64
@@ -33,8 +34,7 @@ def step(rows: Sequence[tuple[int, int]]) -> Step:
     """A step of (position, sequence) rows, on caches that hold what each sequence's past wrote and NaN elsewhere."""
     graph = baseline(SPEC)
     positions, seqs = (torch.tensor(column, dtype=torch.int32) for column in zip(*rows, strict=True))
-    chunk = next(op.attrs["chunk"] for op in graph.ops.values() if op.kind == "attention_partial")
-    assert isinstance(chunk, int)
+    chunk = attention_chunk(graph)
     env = {
         "B": len(rows), "Q": SLOTS, "T": PAGES_PER_SLOT, "P": SLOTS * PAGES_PER_SLOT,
         "C": POSITIONS, "S": int(positions.max()) // chunk + 1,

@@ -25,7 +25,8 @@ def model_of(name):
 
 def baseline(name, weights="bf16"):
     model = model_of(name)
-    return lower_attention(build(model, weights), model.spec.numerics.attention_chunk)
+    numerics = model.spec.numerics
+    return lower_attention(build(model, weights), numerics.attention_chunk, numerics.window_chunk)
 
 
 @pytest.fixture(scope="module")

@@ -73,3 +73,12 @@ def test_a_fused_graph_is_refused():
     fused = graph.with_launches((Launch("both", "both", first.ops + second.ops), *rest))
     with pytest.raises(VerificationError, match="both is fused already"):
         lower_attention(fused, 16)
+
+
+def test_windowed_layers_have_chunks_of_their_own():
+    graph = lower_attention(built("tiny-flint"), 16, 4)
+    kinds = ("attention_partial", "attention_merge")
+    chunks = {(op.attrs["window"], op.attrs["chunk"]) for op in graph.ops.values() if op.kind in kinds}
+    assert chunks == {(None, 16), (13, 4)}
+    assert graph.values["L2.a.o"].type == TensorType("f32", ("B", 4, 4, 32))
+    assert graph.values["L1.a.o"].type == TensorType("f32", ("B", 4, "S", 32))

@@ -7,30 +7,83 @@ from flintc.codegen.device.heads import cache_at, page_of
 from flintc.codegen.device.mode import INTERPRET
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
 
+#: The lowest finite FP32 number.
+LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
+
 
 @triton.jit
-def tile_at(
+def tile_positions(tile, WARPS: tl.constexpr, STRIP: tl.constexpr):
+    """The positions of a tile, each warp's own STRIP in a row of its own, [WARPS, STRIP]."""
+    return tile + tl.arange(0, WARPS)[:, None] * STRIP + tl.arange(0, STRIP)[None, :]
+
+
+@triton.jit
+def pages_of_tile(
+    block_table_ptr,
+    seq,
+    columns,
+    tile,
+    newest,
+    CHUNK: tl.constexpr,
+    PAGE: tl.constexpr,
+    RING: tl.constexpr,
+    WARPS: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """The pages of a tile's positions, int32: one number where no page ends inside a tile, else [WARPS, STRIP].
+
+    Positions past ``newest`` are not looked up, since the sequence may have no page for them.
+    """
+    position = tile
+    if PAGE % (WARPS * STRIP) != 0 or CHUNK % (WARPS * STRIP) != 0:
+        position = tile_positions(tile, WARPS, STRIP)
+    return page_of(block_table_ptr, seq, position, columns, (position <= newest) & (seq >= 0), PAGE, RING).to(tl.int32)
+
+
+@triton.jit
+def keys_at(
+    cache_ptr,
     pages,
-    entry,
     tile,
     kv_head,
     KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
-    TILE: tl.constexpr,
+    WARPS: tl.constexpr,
+    STRIP: tl.constexpr,
 ):
-    """Offsets of the keys of the TILE positions from ``tile`` on in the cache, int64 [TILE].
-
-    pages: the page of each ``entry`` (a position over PAGE); positions in none of them get any page.
-    """
-    step = tl.arange(0, TILE)
-    if PAGE % TILE == 0:
-        page = tl.sum(tl.where(entry == tile // PAGE, pages, 0), 0)
-        return cache_at(page, 0, kv_head, tile, KV_HEADS, PAGE, HEAD) + step * HEAD
+    """Pointers to the keys of a tile, [WARPS, STRIP, channels]; ``pages`` as of :func:`pages_of_tile`."""
+    CHANNELS: tl.constexpr = triton.next_power_of_2(HEAD)
+    if pages.numel == 1 and HEAD % 8 == 0:
+        first = cache_ptr + cache_at(pages, 0, kv_head, tile, KV_HEADS, PAGE, HEAD)
+        # A thread's part of the address first and the steps from there after: the steps become parts of instructions.
+        eight = tl.arange(0, 8)[None, None, :, None] * HEAD + tl.arange(0, CHANNELS)[None, None, None, :]
+        warp, eights = tl.arange(0, WARPS)[:, None, None, None], tl.arange(0, STRIP // 8)[None, :, None, None]
+        keys = tl.reshape(first + eight + (warp * STRIP + eights * 8) * HEAD, (WARPS, STRIP, CHANNELS))
+        # The compiler does not see through the reshape that eight channels are 16 aligned bytes.
+        return tl.max_contiguous(tl.multiple_of(keys, (1, 1, 16)), (1, 1, 8))
     else:
-        mine = entry[None, :] == ((tile + step) // PAGE)[:, None]
-        page = tl.sum(tl.where(mine, pages[None, :], 0), 1)
-        return cache_at(page, 0, kv_head, tile + step, KV_HEADS, PAGE, HEAD)
+        at = cache_at(pages, 0, kv_head, tile_positions(tile, WARPS, STRIP), KV_HEADS, PAGE, HEAD)
+        return cache_ptr + at[:, :, None] + tl.arange(0, CHANNELS)[None, None, :]
+
+
+@triton.jit
+def load_queries(q_ptr, first, GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """The heads first to first + GROUP - 1, BF16 [WARPS, channels, QUERIES]: a copy for each warp, padded with zeros.
+
+    Each lane loads the pairs of channels that the matrix instruction wants of it: lane 4g + t wants query g of every
+    eight, and channels 2t, 2t + 1, 2t + 8 and 2t + 9 of every 16. So they pass through no shared memory.
+    """
+    CHANNELS: tl.constexpr = triton.next_power_of_2(HEAD)
+    eights = tl.arange(0, QUERIES // 8)[:, None, None, None, None, None]
+    halves = tl.arange(0, CHANNELS // 8)[None, :, None, None, None, None]
+    lane = tl.arange(0, 8)[None, None, None, :, None, None]
+    pair = tl.arange(0, 4)[None, None, None, None, :, None]
+    query = eights * 8 + lane
+    channel = halves * 8 + pair * 2 + tl.arange(0, 2)[None, None, None, None, None, :]
+    at = (first + query) * HEAD + channel + tl.arange(0, WARPS)[None, None, :, None, None, None] * 0
+    q = tl.load(q_ptr + at, mask=(query < GROUP) & (channel < HEAD), other=0.0)
+    return tl.reshape(tl.permute(q, (2, 1, 4, 5, 0, 3)), (WARPS, CHANNELS, QUERIES))
 
 
 @triton.jit
@@ -41,45 +94,118 @@ def attend(
     seq,
     columns,
     kv_head,
+    oldest,
+    newest,
     begin,
     end,
+    page,
+    page_next,
+    o_ptr,
+    m_ptr,
+    l_ptr,
+    at,
+    inside,
     SCALE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
     RING: tl.constexpr,
-    TILE: tl.constexpr,
-    PAGES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WARPS: tl.constexpr,
+    STRIP: tl.constexpr,
 ):
-    """One partial: q (BF16 [QUERIES, HEAD], padded to powers of two) over positions begin to end - 1, at least one.
+    """The partials of the chunks that tiles begin to end - 1 make up, over their positions from oldest to newest.
 
-    Returns FP32 o [QUERIES, HEAD] = sum of exp(s - m) * v, m [QUERIES] = max of s, l [QUERIES] = sum of exp(s - m).
+    q: BF16 [WARPS, channels, QUERIES]. page, page_next: the pages of the first two tiles. The partial of chunk c is
+    stored at ``at + c`` (at: int [QUERIES]) of the heads ``inside``: m the maximum of the scores s, l = sum of
+    exp(s - m), o = sum of exp(s - m) * v.
     """
-    # Looking a tile's page up inside the loop would put one load in front of the others.
-    entry = begin // PAGE + tl.arange(0, PAGES)
-    pages = page_of(block_table_ptr, seq, entry * PAGE, columns, entry * PAGE < end, PAGE, RING)
-    channel = tl.arange(0, q.shape[1])[None, :]
-    o = tl.zeros(q.shape, tl.float32)
-    m = tl.full((q.shape[0],), float("-inf"), tl.float32)
-    l = tl.zeros((q.shape[0],), tl.float32)
-    for tile in range(begin // TILE * TILE, end, TILE):
-        position = tile + tl.arange(0, TILE)
-        seen = (position >= begin) & (position < end)
+    TILE: tl.constexpr = WARPS * STRIP
+    CHANNELS: tl.constexpr = triton.next_power_of_2(HEAD)
+    channel = tl.arange(0, CHANNELS)[None, :]
+    o, m, l = nothing_seen(WARPS, STRIP, CHANNELS, q.shape[2])
+    page = page.to(tl.int64)
+    for i in range(begin, end):
+        chunk, tile = i // tiles_of(CHUNK, TILE), tile_begin(i, CHUNK, TILE)
+        key = keys_at(cache_ptr, page, tile, kv_head, KV_HEADS, HEAD, PAGE, WARPS, STRIP)
+        value = tl.permute(key + KV_HEADS * PAGE * HEAD, (0, 2, 1))
+        if HEAD % 8 == 0:
+            value = tl.max_contiguous(tl.multiple_of(value, (1, 16, 1)), (1, 8, 1))
         # Slots outside the range may hold anything: they are not read.
-        inside = seen[:, None] & (channel < HEAD)
-        at = tile_at(pages, entry, tile, kv_head, KV_HEADS, HEAD, PAGE, TILE)
-        key = cache_ptr + at[:, None] + channel
-        k = tl.load(key, mask=inside, other=0.0)
-        v = tl.load(key + KV_HEADS * PAGE * HEAD, mask=inside, other=0.0)
-        s = dot_bf16(q, tl.trans(k), tl.zeros((q.shape[0], TILE), tl.float32)) * SCALE
-        s = tl.where(seen[None, :], s, float("-inf"))
+        position = tile_positions(tile, WARPS, STRIP)
+        seen = position <= newest
+        if RING:
+            seen = seen & (position >= oldest)
+        if CHUNK % TILE != 0:
+            seen = seen & (position < (chunk + 1) * CHUNK)
+        k = tl.load(key, mask=seen[:, :, None] & (channel < HEAD)[:, None, :], other=0.0)
+        v = tl.load(value, mask=seen[:, None, :] & (channel < HEAD)[:, :, None], other=0.0)
+        # Looked up two tiles ahead, or the tile's loads would wait for it. (Were the page handed on as it is, rather
+        # than made int64, the compiler would overlap nothing in this loop.)
+        page = page_next.to(tl.int64)
+        page_next = pages_of_tile(
+            block_table_ptr, seq, columns, tile_begin(i + 2, CHUNK, TILE), newest, CHUNK, PAGE, RING, WARPS, STRIP
+        )
+        s = dot_bf16(k, q, tl.zeros(l.shape, tl.float32)) * SCALE
+        s = tl.where(seen[:, :, None], s, float("-inf"))
         top = tl.maximum(m, tl.max(s, 1))
-        keep = tl.exp(m - top)
-        p = tl.exp(s - top[:, None])
-        l = l * keep + tl.sum(p, 1)
-        o = dot_bf16(round_bf16(p), v, o * keep[:, None])
+        keep = tl.exp(m - top)[:, None, :]
+        p = tl.exp(s - top[:, None, :])
+        l = l * keep + p
+        o = dot_bf16(v, round_bf16(p), o * keep)
         m = top
-    return o, m, l
+        if ((i + 1) % tiles_of(CHUNK, TILE) == 0) | (i + 1 == end):
+            o_chunk, m_chunk, l_chunk = join_warps(o, m, l)
+            store_partial(o_ptr, m_ptr, l_ptr, at + chunk, inside, o_chunk, m_chunk, l_chunk, HEAD)
+            o, m, l = nothing_seen(WARPS, STRIP, CHANNELS, q.shape[2])
+
+
+@triton.jit
+def nothing_seen(WARPS: tl.constexpr, STRIP: tl.constexpr, CHANNELS: tl.constexpr, QUERIES: tl.constexpr):
+    """Each warp's part of a partial over no position: o [WARPS, CHANNELS, QUERIES], m, l [WARPS, STRIP, QUERIES].
+
+    m is finite, since a warp may see none of a chunk's positions; l is summed over the strip at the end.
+    """
+    o = tl.zeros((WARPS, CHANNELS, QUERIES), tl.float32)
+    return o, tl.full((WARPS, QUERIES), LOWEST, tl.float32), tl.zeros((WARPS, STRIP, QUERIES), tl.float32)
+
+
+@triton.jit
+def join_warps(o, m, l):
+    """The partial of a chunk from those of the warps: o [QUERIES, CHANNELS], m and l [QUERIES]."""
+    top = tl.max(m, 0)
+    keep = tl.exp(m - top[None, :])
+    return tl.trans(tl.sum(o * keep[:, None, :], 0)), top, tl.sum(tl.sum(l, 1) * keep, 0)
+
+
+@triton.jit
+def tiles_of(CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """Tiles of a chunk: it is cut from its first position on."""
+    return (CHUNK + TILE - 1) // TILE
+
+
+@triton.jit
+def tile_of(position, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """Number of the tile that holds a position."""
+    return position // CHUNK * tiles_of(CHUNK, TILE) + position % CHUNK // TILE
+
+
+@triton.jit
+def tile_begin(i, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """First position of tile number ``i``."""
+    return i // tiles_of(CHUNK, TILE) * CHUNK + i % tiles_of(CHUNK, TILE) * TILE
+
+
+@triton.jit
+def run_begin(program, count, active):
+    """First split of a program's run, where ``active`` programs share ``count`` splits as evenly as they can."""
+    return program * count // tl.maximum(active, 1)
+
+
+@triton.jit
+def run_of(split, count, active):
+    """The program whose run holds ``split``."""
+    return ((split + 1) * active - 1) // count
 
 
 @triton.jit
@@ -125,6 +251,31 @@ def merge_range(o_ptr, m_ptr, l_ptr, at, count, STEP: tl.constexpr, inside, HEAD
             l_next = tl.load(l_ptr + one, mask=inside & live, other=0.0, cache_modifier=".cg")
             m_next = tl.where(live, m_next, float("-inf"))
             o, m, l = merge_pair(o, m, l, o_next, m_next, l_next)
+    return o, m, l
+
+
+@triton.jit
+def merge_segment(o_ptr, m_ptr, l_ptr, at, count, inside, HEAD: tl.constexpr, SEGMENT: tl.constexpr):
+    """Merge the partials of some heads at ``at``, ``at + 1``, ... (``count`` of them, 1 to SEGMENT) in this order.
+
+    Loads bypass the L1 cache, since another multiprocessor may have written the partials. All are on their way
+    together: only the maximum stands between the partials and their sum.
+    """
+    channel = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
+    member = tl.arange(0, triton.next_power_of_2(SEGMENT))[None, :]
+    live = inside[:, None] & (member < count)
+    m = tl.max(tl.load(m_ptr + at[:, None] + member, mask=live, other=float("-inf"), cache_modifier=".cg"), 1)
+    m = tl.where(inside, m, 0.0)
+    o, _, l = no_partial(at, HEAD)
+    for i in tl.static_range(SEGMENT):
+        live = inside & (i < count)
+        within = live[:, None] & (channel < HEAD)
+        o_next = tl.load(o_ptr + (at + i)[:, None] * HEAD + channel, mask=within, other=0.0, cache_modifier=".cg")
+        m_next = tl.load(m_ptr + at + i, mask=live, other=float("-inf"), cache_modifier=".cg")
+        l_next = tl.load(l_ptr + at + i, mask=live, other=0.0, cache_modifier=".cg")
+        share = tl.exp(m_next - m)
+        o += o_next * share[:, None]
+        l += l_next * share
     return o, m, l
 
 

@@ -9,22 +9,26 @@ from flintc.ir.ops import splits
 from flintc.ir.types import Dim
 
 #: Programs per row and KV head where only the device knows the number of partials: with four KV heads, two on each
-#: of 132 multiprocessors. A program takes every PROGRAMS-th chunk; partials are merged in an order of their own, so
-#: this number changes no result.
+#: of 132 multiprocessors. A program takes a run of chunks; partials are merged in an order of their own, so this
+#: number changes no result.
 PROGRAMS = 66
 
 #: Partials merged by one program before the merged segments are merged: near the root of a long context's number of
 #: chunks, so that neither step is long. Part of the numerics: it sets the order of the merge.
 SEGMENT = 16
 
-#: Partials whose loads are on their way together when partials are merged.
+#: Merged segments whose loads are on their way together when they are merged.
 BATCH = 8
 
-#: Positions per step of a program's loop, and steps whose keys and values are on their way at once.
-TILE, STAGES = 64, 3
+#: Positions of a warp per step of a program's loop, and steps whose keys and values are in shared memory or on their
+#: way there. The strip is part of the numerics: a warp's running maximum is over its own positions.
+STRIP, STAGES = 16, 3
 
-#: Fewest rows, and fewest columns, of a matrix operand: query groups are padded to it.
-MIN_OPERAND = 16
+#: Warps of a program over the whole context, and under a window, where a program has one chunk and its latency counts.
+WARPS, WINDOW_WARPS = 4, 2
+
+#: Fewest columns of a matrix operand: query groups are padded to it.
+MIN_COLUMNS = 8
 
 Constants = dict[str, int | float | bool]
 
@@ -54,11 +58,13 @@ def attention(graph: Graph, launch: Launch) -> Selection:
     }
     kv_heads, programs = constants["KV_HEADS"], int(constants["PROGRAMS"])
     if merges:
-        constants |= _merging(op) if _segmented(op) else {"BATCH": _merging(op)["BATCH"]}
+        constants["SEGMENT"] = _members(op)
+        if _segmented(op):
+            constants["BATCH"] = BATCH
         sig.counters("rows", f"{kv_heads}*B")
     if blocks["segmented"]:
         sig.counters("segments", f"{kv_heads}*B*{_count(op)}")
-    doc = "Attention of one row's query group over every PROGRAMS-th chunk of its positions"
+    doc = "Attention of one row's query group over a run of chunks of its positions"
     return sig.select(
         _name(launch, op),
         "attention.py.j2",
@@ -66,6 +72,7 @@ def attention(graph: Graph, launch: Launch) -> Selection:
         grid=("B", int(kv_heads), programs),
         constants=constants,
         blocks=blocks,
+        num_warps=int(constants["WARPS"]),
         num_stages=STAGES,
     )
 
@@ -80,7 +87,8 @@ def attention_merge(graph: Graph, launch: Launch) -> Selection:
     window = _window(op)
     heads = graph.values[op.inputs[0]].type.shape[1]
     assert isinstance(heads, int)
-    constants: Constants = {"HEADS": heads, "HEAD": columns(graph, op.inputs[0]), "CHUNK": _chunk(op), **_merging(op)}
+    constants: Constants = {"HEADS": heads, "HEAD": columns(graph, op.inputs[0]), "CHUNK": _chunk(op)}
+    constants["SEGMENT"] = _members(op)
     if window is not None:
         constants["WINDOW"] = window
     blocks: dict[str, str | bool] = {
@@ -106,15 +114,17 @@ def _tiling(graph: Graph, op: Op) -> Constants:
     _, _, kv_heads, page, _ = graph.values[op.inputs[1]].type.shape
     assert isinstance(heads, int) and isinstance(head, int) and isinstance(kv_heads, int) and isinstance(page, int)
     assert isinstance(scale, int | float)
+    warps = min(WARPS if window is None else WINDOW_WARPS, power_of_two(-(-chunk // STRIP)))
     constants: Constants = {
         "KV_HEADS": kv_heads,
         "GROUP": heads // kv_heads,
-        "QUERIES": max(MIN_OPERAND, power_of_two(heads // kv_heads)),
+        "QUERIES": max(MIN_COLUMNS, power_of_two(heads // kv_heads)),
         "HEAD": head,
         "PAGE": page,
         "CHUNK": chunk,
-        "TILE": min(TILE, max(MIN_OPERAND, power_of_two(chunk))),
-        "PAGES": power_of_two(chunk // page if chunk % page == 0 else (chunk - 2) // page + 2),
+        "WARPS": warps,
+        "STRIP": STRIP,
+        "TILE": warps * STRIP,
         "PROGRAMS": count if isinstance(count, int) else PROGRAMS,
         "SCALE": float(scale),
     }
@@ -123,10 +133,10 @@ def _tiling(graph: Graph, op: Op) -> Constants:
     return constants
 
 
-def _merging(op: Op) -> Constants:
-    """How partials are merged."""
+def _members(op: Op) -> int:
+    """Most partials of one segment."""
     count = _count(op)
-    return {"SEGMENT": SEGMENT, "BATCH": min(BATCH, count) if isinstance(count, int) else BATCH}
+    return min(SEGMENT, count) if isinstance(count, int) else SEGMENT
 
 
 def _segmented(op: Op) -> bool:
