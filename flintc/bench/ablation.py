@@ -95,6 +95,11 @@ class Ablation:
         """Whether any step was measured."""
         return any(step.seconds is not None for step in self.steps)
 
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether the KL of any step was measured."""
+        return any(step.kl_fp32 is not None for step in self.steps)
+
     def measured(self, step: str, **figures: float) -> Ablation:
         """The same with measured fields of one step (see :class:`AblationStep`) filled in."""
         steps = tuple(replace(s, **figures) if s.name == step else s for s in self.steps)  # type: ignore[arg-type]
@@ -179,7 +184,18 @@ def ablation_table(ablation: Ablation) -> Group:
         launches.add_row(step.name, *per_kind, f"{step.launches:,}", fewer)
         costs.add_row(*_cost_row(step, ablation))
         before = step.launches
-    return Group(launches, costs)
+    return Group(launches, costs, *([accuracy_table(ablation)] if ablation.has_accuracy else []))
+
+
+def accuracy_table(ablation: Ablation) -> Table:
+    """What each pass costs in accuracy."""
+    table = _table(caption="mean KL of next-token distributions on real text, in nats")
+    for heading in ("KL from FP32", "KL from baseline"):
+        table.add_column(heading, justify="right")
+    for step in ablation.steps:
+        cells = ("-" if x is None else f"{x:.3e}" for x in (step.kl_fp32, step.kl_baseline))
+        table.add_row(step.name, *cells)
+    return table
 
 
 def _table(title: str | None = None, caption: str | None = None) -> Table:

@@ -31,7 +31,7 @@ class Subject:
 
     weights: by value name, on the CPU until a CUDA runner moves them. tokenizer: or why there is none.
     bundle: given by the user; its partition is then what runs. config: folder with a config.json in place of the
-    checkpoint's own.
+    checkpoint's own. disabled: passes left out of the pipeline.
     """
 
     path: Path
@@ -41,6 +41,7 @@ class Subject:
     tokenizer: Tokenizer | TokenizerError
     bundle: Bundle | None = None
     config: Path | None = None
+    disabled: tuple[str, ...] = ()
 
     def graph(self, after: str | None = None) -> Graph:
         """The graph after the pass ``after`` (default: all of the pipeline, or the bundle's)."""
@@ -48,7 +49,7 @@ class Subject:
 
         if after is None and self.bundle is not None:
             return self.bundle.plan.graph
-        return api.run_passes(self.model, self.format, stop_after=after).graph
+        return api.run_passes(self.model, self.format, self.disabled, after).graph
 
     def plan(self, after: str | None = None) -> Plan:
         """Its kernels, rendered by this installation: nothing that a bundle holds as source is executed."""

@@ -104,14 +104,18 @@ def compare_value(graph: Graph, launch: Launch, name: str, got: Tensor, values: 
     if op.kind == "topk" and got.dtype == torch.int32:
         logits = values[op.inputs[0]]
         assert isinstance(logits, Tensor)
-        inside = (got >= 0) & (got < logits.shape[1])
-        chosen = logits.gather(1, got.clamp(0, logits.shape[1] - 1).long()).masked_fill(~inside, torch.nan)
-        wanted = logits.gather(1, want.clamp(min=0).long()).masked_fill(want < 0, torch.nan)
+        chosen, wanted = (_logits_of(logits, ids) for ids in (got, want))
         return difference(name, chosen, wanted, allowed(logits, rounds).amin(-1, keepdim=True).expand_as(wanted))
     if not want.is_floating_point():
         return difference(name, got, want, torch.full(want.shape, 0.5, device=want.device))
     slack = _slack(graph, launch, op, name, values) if op.kind in _ATTENTION else 0.0
     return difference(name, got, want, allowed(want, rounds) + slack)
+
+
+def _logits_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Logits [B, k] of the experts ``ids``; NaN for what is no expert."""
+    inside = (ids >= 0) & (ids < logits.shape[1])
+    return logits.gather(1, ids.clamp(0, logits.shape[1] - 1).long()).masked_fill(~inside, torch.nan)
 
 
 def _slack(graph: Graph, launch: Launch, op: Op, name: str, values: Values) -> Tensor | float:

@@ -21,7 +21,8 @@ from flintc.runtime.tokenizer import Tokenizer
 
 Progress = Callable[[int, int, str], None]
 
-#: Prompts by default: three times what a verdict needs, since a few positions where an expert flips carry most of the KL.
+#: Prompts by default: three times what a verdict needs, since a few positions at which an expert flips carry most of
+#: the KL.
 PROMPTS = 64
 
 

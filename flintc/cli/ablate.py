@@ -57,7 +57,7 @@ def ablate_command(
     if measure == "synthetic":
         ablation = _with_times(model, ablation, bundles)
     elif measure is not None:
-        ablation = _with_accuracy(ablation, measure, spec)
+        ablation = _with_accuracy(ablation, measure, spec, tuple(disable_pass or ()))
     if report is not None:
         write_report(report, ablation, run)
     emit(as_json, ablation.to_json(), lambda: show_ablation(ablation))
@@ -72,12 +72,14 @@ def _with_times(model: BoundModel, ablation: Ablation, bundles: Path | None) -> 
         return with_measurements(ablation, *measure_prefixes(model, ablation, bundles=bundles, progress=update))
 
 
-def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str) -> Ablation:
+def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str, disabled: tuple[str, ...]) -> Ablation:
+    from dataclasses import replace
+
     from flintc.bench.accuracy import measure_accuracy
     from flintc.bench.subject import open_subject
 
     with progress("measuring") as update:
-        subject = open_subject(checkpoint, spec=spec)
+        subject = replace(open_subject(checkpoint, spec=spec), disabled=disabled)
         found = measure_accuracy(subject, [step.name for step in ablation.steps], progress=update)
     for name, accuracy in found.items():
         ablation = ablation.measured(name, kl_fp32=accuracy.kl_fp32, kl_baseline=accuracy.kl_baseline)

@@ -171,10 +171,6 @@ def no_renormalisation(right: Callable[..., Any], context: Any, *inputs: Tensor,
     return right(context, *inputs, **{**attrs, "renormalize": False})
 
 
-def rounded_logits(right: Callable[..., Any], context: Any, logits: Tensor, seqs: Tensor, **attrs: Any) -> Any:
-    return right(context, logits.bfloat16().float(), seqs, **attrs)
-
-
 def packed(change: Callable[[str, Nvfp4], Tensor | Nvfp4]) -> Callable[[Weights], Weights]:
     """Every packed weight changed."""
     return lambda weights: {n: change(n, w) if isinstance(w, Nvfp4) else w for n, w in weights.items()}
