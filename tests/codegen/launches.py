@@ -52,9 +52,9 @@ class Maker:
 
 
 def poisoned(type: TensorType, env: Mapping[str, int]) -> Tensor:
-    """A tensor no kernel has written yet: NaN, or -1 for integers."""
+    """A tensor no kernel has written yet: NaN, or for integers 0x55, since -1 says that a row has no expert."""
     shape = [resolve(d, env) for d in type.shape]
-    return torch.full(shape, -1 if type.dtype == "i32" else torch.nan, dtype=TORCH[type.dtype])
+    return torch.full(shape, 0x55 if type.dtype == "i32" else torch.nan, dtype=TORCH[type.dtype])
 
 
 def interpret(graph: Graph, given: Mapping[str, Tensor], **env: int) -> dict[str, Tensor]:
