@@ -96,6 +96,9 @@ def test_linear_at_full_width() -> None:
 
 @pytest.mark.parametrize("weights", SHAPES)
 def test_head_of_full_width_and_a_ragged_tile(weights: DType) -> None:
+    """Rows are of full width, tiles those of the head; of its 150,144 rows 2,600, since all of them would take the
+    interpreter over a minute. Programs differ by their first row alone, and `test_gemv_aot` compiles the whole head.
+    """
     graph = chained(linear(2600, 2048, "f32", weights), 64)
     given = Data(1, exact=True).inputs(graph)
     assert torch.equal(interpret(graph, given, B=1)["y"], reference(graph, given)["y"])
