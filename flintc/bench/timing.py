@@ -27,9 +27,12 @@ class Timing:
 def time_device(run: Callable[[], object], repeats: int, before: Callable[[int], object] | None = None) -> Timing:
     """Time ``repeats`` runs, each between its own events, after three that do not count.
 
-    before: called with the number of the repeat ahead of its first event, to change inputs off the clock.
+    before: called with the number of the repeat ahead of its first event, to change inputs off the clock; ahead of the
+    runs that do not count too, since a run may move its own inputs on.
     """
-    for _ in range(3):
+    for i in range(3):
+        if before is not None:
+            before(i)
         run()
     torch.cuda.synchronize()
     taken = []

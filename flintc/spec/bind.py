@@ -9,6 +9,7 @@ dimensions, numbers and layer sets, and a value for ``checks``.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -58,9 +59,26 @@ def _show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+_FP32_MAX = 3.4028234663852886e38
+
+
 def _equal(value: object, wanted: object) -> bool:
     """Equality in which true is not 1."""
     return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+
+
+def shortest_fp32(value: float) -> float:
+    """The shortest decimal that FP32 rounds to ``value``: 1e-06 for 9.999999974752427e-07.
+
+    GGUF stores numbers in FP32; the decimal that was written is what a spec or a config.json says of the same model.
+    A value that is no FP32 number is itself.
+    """
+    stored = struct.pack("f", value) if abs(value) <= _FP32_MAX else b""
+    for digits in range(1, 10):
+        decimal = float(f"{value:.{digits}g}")
+        if abs(decimal) <= _FP32_MAX and struct.pack("f", decimal) == stored and struct.unpack("f", stored)[0] == value:
+            return decimal
+    return value
 
 
 class _Binder:
@@ -150,7 +168,7 @@ class _Binder:
         if isinstance(value, bool) or not isinstance(value, kinds) or not (value > 0 and math.isfinite(value)):
             what = "whole number" if whole else "number"
             raise self.error(f"{key} is {_show(value)}, expected a positive {what}")
-        return value
+        return shortest_fp32(value) if self.form == "gguf" and isinstance(value, float) else value
 
     def check_fixed(self, model: BoundModel) -> None:
         """A dimension or number that the spec fixes must be what the checkpoint says."""

@@ -1,6 +1,7 @@
 """Binding to config.json and GGUF metadata, against transformers' own FlintConfig and the published key list."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import FlintConfig
 
 from flintc.errors import CheckpointError
 from flintc.spec import bind_config, bind_defaults, bind_gguf, load_spec
+from flintc.spec.bind import shortest_fp32
 
 FLINT = load_spec("flint")
 
@@ -327,3 +329,17 @@ def test_sizes_that_do_not_fit_the_spec_are_the_checkpoints_fault(tmp_path):
     )
     with pytest.raises(CheckpointError, match=r"c: its sizes do not fit spec 'other': .* 2 does not divide 3"):
         bind_config(load_spec(path), {**OTHER_CONFIG, "queries": 3, "keys": 2}, "c")
+
+
+@pytest.mark.parametrize(
+    ("stored", "meant"),
+    [(9.999999974752427e-07, 1e-06), (10000.0, 10000.0), (0.10000000149011612, 0.1), (0.1, 0.1), (1e300, 1e300)],
+)
+def test_a_gguf_number_is_the_decimal_that_was_written(stored: float, meant: float) -> None:
+    assert shortest_fp32(stored) == meant
+
+
+def test_an_epsilon_stored_in_fp32_is_that_of_the_spec() -> None:
+    (stored,) = struct.unpack("f", struct.pack("f", 1e-6))
+    bound = bind_gguf(FLINT, gguf(**{"attention.layer_norm_rms_epsilon": stored}), "m.gguf")
+    assert bound.numbers["eps"] == bind_defaults(FLINT).numbers["eps"]
