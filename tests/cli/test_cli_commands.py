@@ -98,6 +98,17 @@ def test_generate_says_what_the_contract_names(flintc: Flintc, checkpoint: Path)
     assert flintc(*argv[:-1]).out == made["text"] + "\n"
 
 
+def test_generate_with_a_bundle(flintc: Flintc, checkpoint: Path, tmp_path: Path) -> None:
+    bundle, own = tmp_path / "bundle", tmp_path / "checkpoint"
+    assert flintc("compile", "tiny-flint", "-o", bundle).code == 0
+    assert flintc("synth", "--spec", "tiny-flint", "-o", own, "--demo-tokenizer").code == 0
+    argv = ("--prompt", "abc", "--max-tokens", "3", "--temperature", "0", "--json")
+    made = json.loads(flintc("generate", own, "--bundle", bundle, *argv).out)
+    assert made["token_ids"] == json.loads(flintc("generate", own, *argv).out)["token_ids"]
+    said = flintc("generate", checkpoint, "--bundle", bundle, *argv)
+    assert said.code == 2 and "is for another model than the checkpoint" in said.err
+
+
 def test_generate_takes_the_likeliest_token_at_temperature_0(flintc: Flintc, checkpoint: Path) -> None:
     argv = ("generate", checkpoint, "--prompt", "abc", "--max-tokens", "4", "--temperature", "0", "--json")
     made = json.loads(flintc(*argv).out)
