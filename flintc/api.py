@@ -136,6 +136,10 @@ def load(
     Raises CheckpointError, BundleError, BackendError, UsageError, CapacityError where the GPU's memory does not do,
     and TokenizerError for ``tokenizer``.
     """
+    from flintc.runtime.cuda.driver import begin_context
+
+    if backend in (None, "cuda") and device in (None, "cuda"):
+        begin_context()  # ahead of importing torch, which takes longer
     from flintc.checkpoint import open_checkpoint
     from flintc.runtime.hub import find_checkpoint
     from flintc.runtime.loading import find_defaults, find_tokenizer

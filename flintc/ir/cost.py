@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-import networkx as nx
-
 from flintc.ir.crossings import SPREADS
 from flintc.ir.graph import Crossing, Graph, Launch, Op
 from flintc.ir.ops import OPS
@@ -105,6 +103,8 @@ def programs(graph: Graph, launch: Launch, env: Env) -> int:
     """
     if len(launch.ops) == 1:
         return _op_programs(graph, graph.ops[launch.ops[0]], launch.tile or DEFAULT_TILE, env)
+    import networkx as nx
+
     links: nx.Graph[str] = nx.Graph()
     links.add_nodes_from(launch.ops)
     links.add_edges_from(pair for pair in graph.op_graph.subgraph(launch.ops).edges)

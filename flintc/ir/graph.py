@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
-
-import networkx as nx
+from typing import TYPE_CHECKING, Literal
 
 from flintc.ir.types import TensorType
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 ValueKind = Literal["input", "weight", "table", "cache", "activation"]
 CrossingKind = Literal["local", "recompute", "last-arriver", "cluster", "grid-barrier"]
@@ -126,6 +127,8 @@ class Graph:
     @cached_property
     def op_graph(self) -> nx.DiGraph[str]:
         """Ops as nodes, one edge per producer-consumer pair (attribute ``values``)."""
+        import networkx as nx  # here, since running a plan does not need it
+
         g: nx.DiGraph[str] = nx.DiGraph()
         g.add_nodes_from(self.ops)
         for value, producer in self.producers.items():
@@ -139,6 +142,8 @@ class Graph:
     @cached_property
     def launch_graph(self) -> nx.DiGraph[str]:
         """Launches as nodes, an edge where one reads what another makes."""
+        import networkx as nx
+
         g: nx.DiGraph[str] = nx.DiGraph()
         g.add_nodes_from(launch.name for launch in self.launches)
         for a, b in self.op_graph.edges:

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import networkx as nx
-
 from flintc.errors import VerificationError
 from flintc.ir.crossings import illegal_crossing
 from flintc.ir.graph import Graph, Launch, Op
@@ -141,10 +139,14 @@ def _partition(graph: Graph) -> Iterator[Issue]:
 
 def _order(graph: Graph) -> Iterator[Issue]:
     """The launch graph has no cycle, and launches, and the ops in each, come after what they read."""
-    if not nx.is_directed_acyclic_graph(graph.launch_graph):
-        cycle = [a for a, _ in nx.find_cycle(graph.launch_graph)]
+    late = list(_late(graph))
+    if late and (cycle := _cycle(graph)):
         yield Issue(cycle[0], f"launches wait for each other: {' -> '.join([*cycle, cycle[0]])}")
-        return
+    else:
+        yield from late
+
+
+def _late(graph: Graph) -> Iterator[Issue]:
     made: set[str] = set()
     for launch in graph.launches:
         for o in launch.ops:
@@ -152,6 +154,15 @@ def _order(graph: Graph) -> Iterator[Issue]:
                 if v in graph.producers and v not in made:
                     yield Issue(o, f"{v} is made by {graph.producers[v]}, which is launched later")
             made.update(graph.ops[o].outputs)
+
+
+def _cycle(graph: Graph) -> list[str]:
+    """Launches that wait for each other in a ring, if there are any."""
+    import networkx as nx
+
+    if nx.is_directed_acyclic_graph(graph.launch_graph):
+        return []
+    return [a for a, _ in nx.find_cycle(graph.launch_graph)]
 
 
 def _crossings(graph: Graph) -> Iterator[Issue]:
