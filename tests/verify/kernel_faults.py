@@ -60,7 +60,7 @@ KERNEL_FAULTS = (
     ),
     KernelFault(
         "a partial merged without its maximum", "bf16", "attention_full",
-        text("keep, add = tl.exp(m - top), tl.exp(m_next - top)", "keep, add = tl.exp(m - top), tl.exp(m_next * 0)"),
+        text("share = tl.exp(m_next - m)", "share = tl.where(live, 1.0, 0.0)"),
     ),
     KernelFault("routing weights not renormalised", "bf16", "route", constant("RENORMALIZE", -1)),
     KernelFault("epsilon 1e-6 when all scores are near 0", "low-scores", "route", text("1e-20", "1e-6")),
