@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flintc.bench.runners import Runner, Values
 from flintc.bench.step import StepInputs, groups, join, new_caches, run_in_groups
-from flintc.bench.subject import BACKENDS, Subject, on_device
+from flintc.bench.subject import BACKENDS, Subject
 from flintc.bench.tolerance import Difference, compare_value, difference, roundings
 from flintc.bench.verify import leaving
 from flintc.errors import CheckpointError, UsageError
@@ -190,5 +190,5 @@ def load_trace(path: Path, subject: Subject, device: str = "cpu") -> Trace:
     given = {n.removeprefix("given/"): t for n, t in stored.items() if n.startswith("given/")}
     made = {n.removeprefix("made/"): t for n, t in stored.items() if n.startswith("made/")}
     tables = subject.tables(subject.graph(BASELINE), env["C"], device)
-    values: dict[str, Tensor | Nvfp4] = {**on_device(subject.weights, device), **tables, **given}
+    values: dict[str, Tensor | Nvfp4] = {**subject.weights_on(device), **tables, **given}
     return Trace(f"{metadata.get('run', '?')} ({path.name})", StepInputs(values, env), made)

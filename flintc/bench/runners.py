@@ -132,5 +132,6 @@ class CudaRunner(_KernelRunner):
         kernel = self.plan.kernels[planned.kernel]
         addresses: list[Any] = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
         types = [p.type for p in kernel.params]
-        PreparedLaunch(self._kernels[planned.kernel], grid, types, addresses)(torch.cuda.current_stream().cuda_stream)
+        launch = PreparedLaunch(self._kernels[planned.kernel], grid, types, addresses, dependent=False)
+        launch(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()

@@ -63,7 +63,7 @@ def prepare_step(subject: Subject, prompts: Sequence[Sequence[int]], runner: Run
     kv = KvCache(KvLayout.from_graph(graph), context, len(prompts))
     storage = KvStorage(kv, torch.bfloat16, device, whole=True)
     tables = subject.tables(graph, context, device)
-    given = {**on_device(subject.weights, device), **tables, **storage.tensors}
+    given = {**subject.weights_on(device), **tables, **storage.tensors}
     env = {
         "Q": kv.slots, "T": -(-context // kv.layout.page), "P": kv.pages, "C": rows_of_tables(tables),
         "S": (context - 1) // attention_chunk(graph) + 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ BACKENDS = ("reference", "interpret", "cuda")
 class Subject:
     """What is verified.
 
-    weights: by value name, on the CPU until a CUDA runner moves them. tokenizer: or why there is none.
+    weights: by value name, on the GPU where there is one. tokenizer: or why there is none.
     bundle: given by the user; its partition is then what runs. config: folder with a config.json in place of the
     checkpoint's own. disabled: passes left out of the pipeline.
     """
@@ -42,6 +42,7 @@ class Subject:
     bundle: Bundle | None = None
     config: Path | None = None
     disabled: tuple[str, ...] = ()
+    _moved: dict[str, Mapping[str, Tensor | Nvfp4]] = field(default_factory=dict, init=False, repr=False)
 
     def graph(self, after: str | None = None) -> Graph:
         """The graph after the pass ``after`` (default: all of the pipeline, or the bundle's)."""
@@ -65,6 +66,13 @@ class Subject:
         assert isinstance(vocab, int)
         return vocab
 
+    def weights_on(self, device: str) -> Mapping[str, Tensor | Nvfp4]:
+        """The weights on ``cpu`` or ``cuda``: one copy per device, since a full model leaves no room for another."""
+        if device not in self._moved:
+            here = next(iter(self.weights.values())).device.type
+            self._moved[device] = self.weights if device == here else on_device(self.weights, device)
+        return self._moved[device]
+
     def tables(self, graph: Graph, positions: int, device: str = "cpu") -> dict[str, Tensor]:
         """Constant tables of ``graph`` for so many positions."""
         from flintc.runtime.storage import make_tables
@@ -87,17 +95,19 @@ class Subject:
             from flintc.runtime.cuda.executor import CudaExecutor
 
             plan, compiled = self._compiled(after)
-            weights, tables = on_device(self.weights, "cuda"), self.tables(plan.graph, context, "cuda")
+            weights, tables = self.weights_on("cuda"), self.tables(plan.graph, context, "cuda")
             return CudaExecutor(plan, compiled, weights, tables, context, slots=1)
         if backend == "interpret":
             from flintc.runtime.interpret_executor import InterpretExecutor
 
             plan = self.plan(after)
-            return InterpretExecutor(plan, self.weights, self.tables(plan.graph, context), context, slots=1)
+            weights, tables = self.weights_on("cpu"), self.tables(plan.graph, context)
+            return InterpretExecutor(plan, weights, tables, context, slots=1)
         from flintc.runtime.reference_executor import ReferenceExecutor
 
         graph = self.graph("baseline")
-        return ReferenceExecutor(graph, self.weights, self.tables(graph, context), "rounded", context, slots=1)
+        weights, tables = self.weights_on("cpu"), self.tables(graph, context)
+        return ReferenceExecutor(graph, weights, tables, "rounded", context, slots=1)
 
     def logits(self, backend: str, prompts: Sequence[Sequence[int]], after: str | None = None) -> list[Tensor]:
         """Logits after each token of each prompt: f32[T, vocab] on the CPU."""
@@ -162,7 +172,7 @@ def open_subject(
     graph = api.run_passes(model, checkpoint.weights_format, stop_after="baseline").graph
     if built is not None:
         api.check_same_model(built, graph, checkpoint.weights_format)
-    weights = checkpoint.load(graph, model)
+    weights = checkpoint.load(graph, model, "cuda" if torch.cuda.is_available() else "cpu")
     text = find_tokenizer(checkpoint, tokenizer, config)
     return Subject(checkpoint.path, model, checkpoint.weights_format, weights, text, built, config)
 

@@ -60,7 +60,7 @@ class Fault:
 
     def of(self, subject: Subject, rows: int | None = None) -> Faulty:
         """``subject`` with this fault; ``plant`` is left to the caller."""
-        fields = {name: getattr(subject, name) for name in Subject.__dataclass_fields__}
+        fields = {name: getattr(subject, name) for name, f in Subject.__dataclass_fields__.items() if f.init}
         if self.weights is not None:
             fields["weights"] = self.weights(subject.weights)
         return Faulty(**fields, edit=self.edit, feed=self.feed, rows=rows)
