@@ -1,4 +1,4 @@
-"""The backend ``reference``: the op graph run by torch on the CPU."""
+"""The backend ``reference``: the op graph run by torch, where its weights are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class ReferenceExecutor:
         self._body = _without_head(graph)
         self._given = {**weights, **tables}
         self._numerics: Numerics = numerics
-        self._storage = KvStorage(self.kv, torch.bfloat16 if numerics == "rounded" else torch.float32)
+        self._device = next(iter(weights.values())).device
+        dtype = torch.bfloat16 if numerics == "rounded" else torch.float32
+        self._storage = KvStorage(self.kv, dtype, self._device)
 
     def step(
         self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], *, logits_rows: Sequence[int]
@@ -64,8 +66,9 @@ class ReferenceExecutor:
         rows = {"ids": ids, "positions": positions, "seqs": [slot] * len(ids)}
         inputs = {name: torch.tensor(values, dtype=torch.int32) for name, values in rows.items()}
         graph = self._graph if with_head else self._body
-        given = {**self._given, **self._storage.tensors, **self.kv.tables, **inputs}
-        return run(graph, given, self._numerics).get(self._graph.outputs[0], torch.empty(0))
+        changing = {name: tensor.to(self._device) for name, tensor in {**self.kv.tables, **inputs}.items()}
+        given = {**self._given, **self._storage.tensors, **changing}
+        return run(graph, given, self._numerics).get(self._graph.outputs[0], torch.empty(0)).cpu()
 
 
 def _without_head(graph: Graph) -> Graph:

@@ -9,15 +9,23 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
+from torch import Tensor
 
 import flintc
+from flintc import api
 from flintc.bench.divergence import compare, judge
+from flintc.bench.subject import run_prompts
+from flintc.checkpoint import open_checkpoint
 from flintc.errors import BundleError
 from flintc.runtime.cuda.executor import CudaExecutor
 from flintc.runtime.model import Model
+from flintc.runtime.reference_executor import ReferenceExecutor
+from flintc.runtime.storage import make_tables
+from flintc.spec import load_spec
 
 pytestmark = pytest.mark.gpu
 
@@ -46,14 +54,24 @@ def model(weights: str) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def prompts(model: Model) -> list[list[int]]:
     ids = model.tokenizer.encode(SOURCE)
-    return [ids[i * 230 : i * 230 + 220] for i in range(60)]
+    return [ids[i * 230 : i * 230 + 220] for i in range(200)]
+
+
+def reference_logits(weights: str, numerics: Literal["rounded", "fp32"], prompts: list[list[int]]) -> list[Tensor]:
+    """Logits of the op graph run by torch on the GPU: f32[T, vocab] of each prompt."""
+    checkpoint = open_checkpoint(CHECKPOINTS[weights], EXAMPLE)
+    bound = checkpoint.bind(load_spec("flint"))
+    graph = api.run_passes(bound, weights, stop_after="baseline").graph
+    given = checkpoint.load(graph, bound, "cuda", keep_fp32=numerics == "fp32")
+    tables = make_tables(graph, bound, 256, "cuda")
+    return run_prompts(ReferenceExecutor(graph, given, tables, numerics, 256, slots=1), prompts)
 
 
 def test_kl_against_fp32_is_that_of_the_reference(weights: str, model: Model, prompts: list[list[int]]) -> None:
-    exact, rounded = load(weights, device="cpu", numerics="fp32"), load(weights, device="cpu")
-    truth, reference, ours = ([m.forward(ids) for ids in prompts] for m in (exact, rounded, model))
-    verdict = judge(compare(truth, ours, prompts), compare(truth, reference, prompts), prompts)
-    print(weights, verdict.reason)
+    truth, rounded = (reference_logits(weights, numerics, prompts) for numerics in ("fp32", "rounded"))
+    ours = [model.forward(ids) for ids in prompts]
+    verdict = judge(compare(truth, ours, prompts), compare(truth, rounded, prompts), prompts)
+    print(weights, verdict.ratio, verdict.upper)
     assert verdict.passed, verdict.reason
 
 
@@ -133,20 +151,17 @@ def test_dependent_launch_changes_no_bit(weights: str, model: Model, prompts: li
     step = made._step
     given = {n: t for n, t in step.tensors.items() if step.plan.graph.values[n].kind == "weight"}
     tables = {n: t for n, t in step.tensors.items() if step.plan.graph.values[n].kind == "table"}
-    code = flintc.api._gpu_bundle(None, _bound(weights), weights, None).for_target(flintc.api.gpu_target())
+    code = api._gpu_bundle(None, _bound(weights), weights, None).for_target(api.gpu_target())
     plain = CudaExecutor(step.plan, code, given, tables, 512, 2, pages=128, dependent=False)  # type: ignore[arg-type]
     assert torch.equal(Model(plain, model.vocab, model._tokenizer).forward(prompts[6]), model.forward(prompts[6]))
 
 
 def _bound(weights: str):  # type: ignore[no-untyped-def]
-    from flintc.checkpoint import open_checkpoint
-    from flintc.spec import load_spec
-
     return open_checkpoint(CHECKPOINTS[weights], EXAMPLE).bind(load_spec("flint"))
 
 
 def test_a_bundle_for_another_gpu_is_refused(tmp_path: Path) -> None:
-    other = "sm_90" if flintc.api.gpu_target() != "sm_90" else "sm_100"
+    other = "sm_90" if api.gpu_target() != "sm_90" else "sm_100"
     flintc.compile("tiny-flint", target=other, out=tmp_path / "b")
     with pytest.raises(BundleError, match=f"built for {other}, not for .*--target"):
         flintc.load(EXAMPLE, bundle=tmp_path / "b")
