@@ -102,6 +102,7 @@ def test_window_of_more_than_one_segment() -> None:
         Sizes(page=16, chunk=64, window=40),
         Sizes(page=6, chunk=24),
         Sizes(heads=2, kv_heads=2, head=16),
+        Sizes(heads=16, kv_heads=2, head=64, page=64, chunk=64),
         Sizes(heads=6, kv_heads=2, head=24, window=9),
         Sizes(heads=32, kv_heads=1, head=16),
     ],
