@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flintc.ir.graph import Graph
     from flintc.passes import PipelineRun
     from flintc.reference import Nvfp4
+    from flintc.runtime.cuda.executor import CudaExecutor
     from flintc.runtime.executor import Executor
     from flintc.runtime.model import Model
     from flintc.spec import BoundModel, Spec
@@ -161,12 +162,15 @@ def load(
         _check_weights_fit(graph)
     weights = checkpoint.load(graph, bound, place, progress, keep_fp32=numerics == "fp32")
     tables = make_tables(graph, bound, limit, place)
+    notes = list(checkpoint.report.notes)
+    executor: Executor
     if on_gpu is not None:
-        executor = _cuda_executor(on_gpu, weights, tables, limit)
+        executor = on_device = _cuda_executor(on_gpu, weights, tables, limit)
+        notes.append(on_device.note)
     else:
         executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit)
     defaults = find_defaults(checkpoint, own_config)
-    return Model(executor, _vocab(graph), text, defaults, tuple(checkpoint.report.notes))
+    return Model(executor, _vocab(graph), text, defaults, tuple(notes))
 
 
 def synth(
@@ -370,7 +374,7 @@ def _check_weights_fit(graph: Graph) -> None:
 
 def _cuda_executor(
     bundle: Bundle, weights: Mapping[str, Tensor | Nvfp4], tables: Mapping[str, Tensor], context: int
-) -> Executor:
+) -> CudaExecutor:
     from flintc.runtime.cuda.executor import CudaExecutor
 
     target = gpu_target()

@@ -29,8 +29,6 @@ class CudaExecutor:
     dependent: see :class:`DeviceStep`.
     """
 
-    path = "cuda, prompt in slices of 8 rows"
-
     def __init__(
         self,
         plan: Plan,
@@ -46,6 +44,8 @@ class CudaExecutor:
     ) -> None:
         layout = KvLayout.from_graph(plan.graph)
         self.rows = max(batches)
+        #: A prompt is processed as steps of the fast path: see docs/runtime-gpu.md.
+        self.path = f"cuda, prompt in slices of {self.rows} rows"
         device = next(iter(weights.values())).device
         symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
         if pages is None:
@@ -69,6 +69,12 @@ class CudaExecutor:
     def memory(self) -> dict[str, int]:
         """Bytes of GPU memory besides the weights: KV pool, rings, block tables, workspace."""
         return {**self.kv.nbytes(), "workspace": self._step.workspace_bytes}
+
+    @property
+    def note(self) -> str:
+        """:attr:`memory` in words."""
+        sizes = ", ".join(f"{name} {size / 1e9:.3f} GB" for name, size in self.memory.items())
+        return f"GPU memory beside the weights: {sizes}; the pool holds {self.kv.pages * self.kv.layout.page} tokens"
 
     def step(
         self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], *, logits_rows: Sequence[int]
