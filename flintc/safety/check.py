@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from flintc.errors import VerificationError
+from flintc.ir.graph import Launch
 from flintc.ir.plan import Plan
 from flintc.safety.access import BoundLaunch, places
 from flintc.safety.hazard import Hazard
-from flintc.safety.launches import attribute, binding, counters, inside, padding, presence, waits
+from flintc.safety.launches import attribute, binding, counters, inside, padding, presence, sampling, waits
 from flintc.safety.memory import capacity, content, rings
 from flintc.safety.races import races
 
@@ -17,10 +18,10 @@ _TOLD = 3
 
 Rule = Callable[[Plan, tuple[BoundLaunch, ...]], Iterator[Hazard]]
 
-#: Rules that hold of the plan as a whole.
-_WHOLE: tuple[Rule, ...] = (races, content, capacity, rings)
-#: Rules that hold of each launch by itself.
-_EACH = (attribute, waits, binding, inside, counters, padding)
+#: Rules that hold of the step as a whole.
+_WHOLE: tuple[Rule, ...] = (content, capacity, rings)
+#: Rules that hold of each launch by itself, in the step and after it.
+_EACH = (attribute, waits, inside, counters)
 
 
 def check_plan(plan: Plan) -> None:
@@ -45,10 +46,17 @@ def find_hazards(plan: Plan) -> list[Hazard]:
         return found
     by_name = {launch.name: launch for launch in plan.graph.launches}
     where = places(plan)
-    bound = tuple(BoundLaunch(p, plan.kernels[p.kernel], by_name[p.name], where) for p in plan.launches)
-    for launch in bound:
+    step = tuple(BoundLaunch(p, plan.kernels[p.kernel], by_name[p.name], where) for p in plan.launches)
+    chosen = plan.sampler.launches if plan.sampler is not None else ()
+    after = tuple(BoundLaunch(p, plan.kernels[p.kernel], Launch(p.name, "sample", ()), where) for p in chosen)
+    for launch in (*step, *after):
         for rule in _EACH:
             found.extend(rule(plan, launch))
+    for launch in step:
+        found += [*binding(plan, launch), *padding(plan, launch)]
+    for launch in after:
+        found.extend(sampling(plan, launch))
+    found.extend(races(plan, (*step, *after)))
     for whole in _WHOLE:
-        found.extend(whole(plan, bound))
+        found.extend(whole(plan, step))
     return found

@@ -19,7 +19,7 @@ def presence(plan: Plan) -> Iterator[Hazard]:
     for name in expected | held:
         if (held[name], expected[name]) != (1, 1):
             yield Hazard("launches", name, "", "", f"{held[name]} times in the plan, {expected[name]} in the graph")
-    for launch in plan.launches:
+    for launch in (*plan.launches, *(plan.sampler.launches if plan.sampler is not None else ())):
         yield from _fit(plan, launch)
     yield from _homes(plan)
 
@@ -94,6 +94,17 @@ def binding(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
         yield _operand(bound, value, f"it never writes {value}, an output of its ops")
     for value in sorted(written - made):
         yield _operand(bound, value, f"it writes {value}, which none of its ops makes")
+
+
+def sampling(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
+    """Rule ``operands`` after the step: its outputs are read, and what the next step is given is written."""
+    for access in bound.accesses:
+        value = plan.graph.values.get(access.value)
+        given = value is None or value.kind == "input"
+        if access.writes and not given:
+            yield _operand(bound, access.value, f"it writes {access.value}, which is not given to the next step")
+        elif not given and access.value not in plan.graph.outputs:
+            yield _operand(bound, access.value, f"it reads {access.value}, which is no output of the step")
 
 
 def _operand(bound: BoundLaunch, value: str, message: str) -> Hazard:
@@ -173,7 +184,7 @@ def counters(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
     """Rule ``counter``."""
     used = {e.param for path in bound.kernel.paths for e in path if e.kind in ("arrive", "reset")}
     named = {c for path in bound.kernel.paths for e in path for c in e.last}
-    scratch = [p for p, a in bound.args.items() if a.kind == "scratch"]
+    scratch = [p for p, a in bound.args.items() if a.kind == "scratch" and (p in used or a.ref in plan.scratch)]
     for param in sorted(used | named):
         if bound.args[param].kind != "scratch":
             yield _counter(bound, param, f"{param} counts arrivals but is no counter")

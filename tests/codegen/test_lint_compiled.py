@@ -14,6 +14,7 @@ from flintc.codegen.aot import compile_kernels
 from flintc.codegen.effects import effects_of
 from flintc.codegen.lint import check_compiled, lint
 from flintc.codegen.planner import plan
+from flintc.codegen.sampler import with_sampler
 from flintc.errors import VerificationError
 from flintc.ir.build import Weights
 from flintc.ir.plan import Effect, Kernel, Param, Plan
@@ -29,10 +30,10 @@ def planned(spec: str, weights: Weights = "bf16") -> Plan:
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
 def test_the_whole_flint_bundle(weights: Weights, target: str) -> None:
     """Every kernel of Flint does, in PTX and machine code, what its source states, and waits once on every path."""
-    kernels = planned("flint", weights).kernels
-    compiled = compile_kernels(kernels.values(), [target])
-    assert all(k.waits for k in kernels.values()) and len(compiled) == len(kernels)
-    check_compiled(kernels, compiled.values())
+    made = with_sampler(planned("flint", weights))
+    compiled = compile_kernels(made.kernels.values(), [target])
+    assert all(made.kernels[x.kernel].waits for x in made.launches) and len(compiled) == len(made.kernels)
+    check_compiled(made.kernels, compiled.values())
 
 
 #: The wait, and what the template of the norms has below it.

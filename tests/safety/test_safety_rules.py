@@ -13,6 +13,7 @@ from judge import SPECS
 from mutants_of_memory import small_ring
 
 from flintc.codegen.planner import plan
+from flintc.codegen.sampler import with_sampler
 from flintc.errors import VerificationError
 from flintc.ir.plan import Arg, Effect, Path, Plan
 from flintc.ir.types import TensorType
@@ -168,6 +169,31 @@ def test_the_error_names_everything() -> None:
         "L0.gate_up may be writing there (rule load-above-wait: nothing is loaded above the wait that a launch still "
         "running may write)"
     )
+
+
+def sampled(edit: Callable[[Path], Path], waits: bool = False) -> list[str]:
+    """Hazards of the sound plan with a sampler whose paths are edited."""
+    made = with_sampler(sound())
+    assert made.sampler is not None
+    kernel = made.kernels[made.sampler.launches[0].kernel]
+    changed = replace(kernel, paths=tuple(edit(path) for path in kernel.paths), waits=waits)
+    return [str(h) for h in find_hazards(replace(made, kernels={**made.kernels, kernel.name: changed}))]
+
+
+def test_the_sampler() -> None:
+    """It follows the whole step, so it may touch what the step did; its counters and its memory keep the rules too."""
+    assert sampled(lambda path: path) == []
+    wait = Effect("wait")
+    assert sampled(lambda path: (wait, *path), waits=True) == []
+    assert any("lacks the attribute" in h for h in sampled(lambda path: (wait, *path)))
+    early = sampled(lambda path: (Effect("read", "logits_ptr"), wait, *path), waits=True)
+    assert any("loads logits in buffer7 above its wait, while launch head may be writing there" in h for h in early)
+    assert any("does not put counter arrivals back to zero" in h for h in sampled(without("reset")))
+    assert any("writes logits, which is not given to the next step" in h for h in sampled(
+        lambda path: (*path, Effect("write", "logits_ptr"))
+    ))  # fmt: skip
+    shared = changed(lambda e: replace(e, last=()), "read", "best_ids_ptr")
+    assert any("one program writes best_ids in best_ids while another reads" in h for h in sampled(shared))
 
 
 def test_many_hazards_make_one_line() -> None:

@@ -10,6 +10,7 @@ from graphs import OTHER, baseline
 from judge import base_plans, translator
 
 from flintc.codegen.planner import plan
+from flintc.codegen.sampler import with_sampler
 from flintc.ir.build import Weights
 from flintc.ir.plan import Plan
 from flintc.passes import PASSES, run_pipeline
@@ -30,7 +31,7 @@ def planned(spec: str, weights: Weights, prefix: int) -> Plan:
 )
 def test_every_prefix_of_every_spec(spec: str, weights: Weights) -> None:
     for prefix in PREFIXES:
-        assert not find_hazards(planned(spec, weights, prefix))
+        assert not find_hazards(with_sampler(planned(spec, weights, prefix)))
 
 
 @pytest.mark.parametrize("options", [DependentLaunch(trigger="late"), DependentLaunch(prefetch=False)], ids=str)
