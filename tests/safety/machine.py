@@ -6,7 +6,8 @@ it was written for; a program that reads a token other than the one it expects h
 
 Rules of the machine, and nothing else: a launch without the attribute starts once everything before it is complete;
 one with it, once each program of the launch before has triggered or ended. A wait returns once the launch before is
-complete. Programs of all launches that have started run in any order, one step at a time.
+complete. Programs of all launches that have started run in any order, one step at a time. What a launch wrote is
+nobody else's to touch until it is complete: nothing says when it becomes visible.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class State:
 
     memory: dict[Cell, Token]
     counters: dict[Cell, int]
+    #: Launch that wrote a cell last.
+    writers: dict[Cell, int] = field(default_factory=dict)
     #: First launch that is not complete, and number of launches started.
     front: int = 0
     started: int = 0
@@ -80,7 +83,7 @@ class State:
 
     def copy(self) -> State:
         """A state of its own. Only between launches, when none is running."""
-        return State(dict(self.memory), dict(self.counters), self.front, self.started)
+        return State(dict(self.memory), dict(self.counters), dict(self.writers), self.front, self.started)
 
 
 class Machine:
@@ -187,14 +190,17 @@ class Machine:
             return
         match step.kind:
             case "read":
+                self._need_settled(state, index, step)
                 memory = state.memory
                 for cell, token in zip(step.cells, step.tokens, strict=True):
                     if memory.get(cell) != token:
                         found = memory.get(cell)
                         raise Met(f"launch {self.grids[index].name} finds {found} at {cell} in place of {token}")
             case "write":
+                self._need_settled(state, index, step)
                 tokens = step.tokens if key not in state.blind else (GARBAGE,) * len(step.cells)
                 state.memory.update(zip(step.cells, tokens, strict=True))
+                state.writers.update(dict.fromkeys(step.cells, index))
             case "arrive":
                 count = state.counters.get(step.counter, 0)
                 state.counters[step.counter] = count + 1
@@ -206,6 +212,15 @@ class Machine:
                 state.released[index].add(number)
             case "fault":
                 raise Met(f"launch {self.grids[index].name} looks up a page or an expert that is none")
+
+    def _need_settled(self, state: State, index: int, step: Step) -> None:
+        """Nobody touches what another launch wrote that is not complete."""
+        front, writers = state.front, state.writers
+        for cell in step.cells:
+            writer = writers.get(cell, -1)
+            if writer >= front and writer != index and not self._complete(state, writer):
+                name, other = self.grids[index].name, self.grids[writer].name
+                raise Met(f"launch {name} touches {cell}, which launch {other} wrote and may not have published")
 
     def _shuffle(self, state: State, chance: random.Random) -> None:
         """One random order: in each turn, one program that can take a step takes a few."""

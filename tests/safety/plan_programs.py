@@ -189,9 +189,12 @@ class _Launch:
         """The launch as a grid; Senseless where it does not read what its ops read."""
         self._check_operands()
         programs, stalls = [], []
+        counts = any(e.kind == "arrive" for path in self.kernel.paths for e in path)
         for number, path in enumerate(self.kernel.paths):
             for copy in range(self.copies):
-                if copy == 0:
+                if copy == 0 or (
+                    counts and copy == self.copies - self.groups
+                ):  # one who comes first, one who comes last
                     stalls += [(len(programs), at) for at in _segments(path)]
                 programs.append(tuple(self._steps(number, copy)))
         return Grid(self.launch.name, tuple(programs), self.kernel.waits, tuple(stalls))
@@ -237,7 +240,18 @@ class _Launch:
         if value in self.scene.rings:
             return self._cache_step(effect, value, path, copy, under)
         cells = self._share(effect, value, path, copy)
-        return Step(effect.kind, cells, (self.scene.token(value, self.step),) * len(cells), under=under)
+        return Step(effect.kind, cells, (self._token(effect, value),) * len(cells), under=under)
+
+    def _token(self, effect: Effect, value: str) -> Token:
+        """What a value's cells hold; one that last arrivers read and write again holds something new each time."""
+        plain, depth = self.scene.token(value, self.step), len(effect.last)
+        effects = [e for p in self.kernel.paths for e in p if e.param and self.value(e.param) == value]
+        written = {len(e.last) for e in effects if e.kind == "write"}
+        if len(written) < 2 or not any(e.kind == "read" for e in effects):
+            return plain
+        if effect.kind == "read":
+            depth = max((d for d in written if d < depth), default=-1)
+        return (plain, depth)
 
     def _index(self, value: str) -> set[str]:
         """What names the part of ``value`` that a row touches, and is -1 for a padded row."""
@@ -312,7 +326,7 @@ class _Launch:
 
 
 def _segments(path: tuple[Effect, ...]) -> list[int]:
-    """Steps at which holding a program back may matter: the first access after each synchronisation."""
+    """Steps before which holding a program back may matter: arrivals, first accesses after one or a wait, the end."""
     found, fresh, at = [], True, 0
     for effect in path:
         if effect.kind == "hint":
@@ -325,4 +339,4 @@ def _segments(path: tuple[Effect, ...]) -> list[int]:
             found.append(at)
             fresh = False
         at += 1
-    return found
+    return [*found, at]
