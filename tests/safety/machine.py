@@ -191,11 +191,12 @@ class Machine:
         match step.kind:
             case "read":
                 self._need_settled(state, index, step)
-                memory = state.memory
-                for cell, token in zip(step.cells, step.tokens, strict=True):
-                    if memory.get(cell) != token:
-                        found = memory.get(cell)
-                        raise Met(f"launch {self.grids[index].name} finds {found} at {cell} in place of {token}")
+                held = tuple(map(state.memory.get, step.cells))
+                if held != step.tokens:
+                    cell, found, token = next(
+                        x for x in zip(step.cells, held, step.tokens, strict=True) if x[1] != x[2]
+                    )
+                    raise Met(f"launch {self.grids[index].name} finds {found} at {cell} in place of {token}")
             case "write":
                 self._need_settled(state, index, step)
                 tokens = step.tokens if key not in state.blind else (GARBAGE,) * len(step.cells)
@@ -216,6 +217,8 @@ class Machine:
     def _need_settled(self, state: State, index: int, step: Step) -> None:
         """Nobody touches what another launch wrote that is not complete."""
         front, writers = state.front, state.writers
+        if state.started == front + 1:
+            return  # no other launch is running
         for cell in step.cells:
             writer = writers.get(cell, -1)
             if writer >= front and writer != index and not self._complete(state, writer):
