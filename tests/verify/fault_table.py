@@ -1,7 +1,7 @@
 """Measures every planted fault on the trained tiny-flint and writes the tables of docs/numerics.md.
 
-python tests/verify/fault_table.py            # whole models, about ten minutes on one core
-python tests/verify/fault_table.py --kernels  # and single kernels in the interpreter
+python tests/verify/fault_table.py           # both; about half an hour on one core
+python tests/verify/fault_table.py kernels   # or models
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def kernel_table(out: Path) -> str:
     for fault in KERNEL_FAULTS:
         if fault.form not in ready:
             prompts = make_prompts(open_subject(MODEL, spec=SPEC), None, 200, 8)
-            path = make_form(fault.form, MODEL, MODEL / "tiny-flint.gguf", out / "kernels", prompts, SPEC)  # type: ignore[arg-type]
+            path = make_form(fault.form, MODEL, MODEL / "tiny-flint.gguf", out, prompts, SPEC)  # type: ignore[arg-type]
             subject = open_subject(path, spec=SPEC)
             inputs = prepare_step(subject, step_prompts(subject, prompts))
             made = run_in_groups(ReferenceRunner(subject.graph()), inputs, inputs.rows)
@@ -107,14 +107,13 @@ def write(name: str, table: str) -> None:
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernels", action="store_true", help="also the table of kernels")
+    parser.add_argument("tables", nargs="*", default=["models", "kernels"], help="models, kernels, or both")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        (out / "kernels").mkdir()
-        write("models", model_table(out))
-        if arguments.kernels:
-            write("kernels", kernel_table(out))
+        for name in arguments.tables:
+            out = Path(folder) / name
+            out.mkdir()
+            write(name, {"models": model_table, "kernels": kernel_table}[name](out))
 
 
 if __name__ == "__main__":
