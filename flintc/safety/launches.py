@@ -120,6 +120,7 @@ def _only_extended(graph: Graph, bound: BoundLaunch, value: str) -> bool:
 def inside(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
     """Rule ``inside-launch``: programs run in no order, save that a last arriver comes after all who arrived."""
     yield from _unread(bound)
+    yield from _unfinished(bound)
     by_place: dict[str, list[Access]] = {}
     for access in bound.accesses:
         if access.effect.kind in ("read", "write"):
@@ -149,6 +150,19 @@ def _unread(bound: BoundLaunch) -> Iterator[Hazard]:
                     f"it writes {access.value} whether or not it arrived last at {counter} and read {missed.value}"
                 )
                 yield Hazard("inside-launch", bound.name, access.value, access.place, message)
+
+
+def _unfinished(bound: BoundLaunch) -> Iterator[Hazard]:
+    """Loads, by others than the last arriver, of what the programs that arrive together make."""
+    written = {access.place for access in bound.accesses if access.effect.kind == "write"}
+    for access in bound.accesses:
+        if access.effect.kind != "read" or access.place not in written:
+            continue
+        before = bound.kernel.paths[access.path][: access.at]
+        missed = next((e.param for e in before if e.kind == "arrive" and e.param not in access.effect.last), None)
+        if missed is not None:
+            message = f"it reads {access.value} whether or not it arrived last at {bound.value(missed)}"
+            yield Hazard("inside-launch", bound.name, access.value, access.place, message)
 
 
 def _conflict(x: Access, y: Access) -> bool:

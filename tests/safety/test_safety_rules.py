@@ -88,6 +88,8 @@ def homeless() -> Plan:
     return replace(sound(), placement={k: v for k, v in sound().placement.items() if k != "L0.act"})
 
 
+#: Who merges a row looks only at what its own segment left.
+ROWS_AS_SEGMENTS = changed(lambda e: replace(e, last=e.last[:1]), "read", "m_ptr")
 UNSURE = changed(lambda e: replace(e, sure=False), "wait")
 UNGUARDED = changed(lambda e: replace(e, guards=()), "write", "cache_ptr")
 ANY_EXPERT = changed(lambda e: replace(e, guards=()), "read", "weight_ptr")
@@ -124,6 +126,8 @@ CASES: list[tuple[str, str, Callable[[], Plan], str]] = [
      "one program writes L1.logits"),
     ("inside-launch", "L1.route", lambda: with_paths("L1.route", changed(lambda e: replace(e, last=()), "write")),
      "whether or not it arrived last at L1.route.arrivals and read L1.logits"),
+    ("inside-launch", "L0.attention", lambda: with_paths("L0.attention", ROWS_AS_SEGMENTS),
+     "reads L0.a.m whether or not it arrived last at L0.attention.rows"),
     ("counter", "L1.route", lambda: with_paths("L1.route", without("reset")), "does not put counter"),
     ("counter", "L1.route", lambda: with_paths("L1.route", changed(lambda e: replace(e, guards=()), "reset")),
      "by others than its last arriver"),
