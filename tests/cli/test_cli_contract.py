@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,26 +19,39 @@ from typer.main import get_command
 from flintc import api, cli
 from flintc.cli import common
 
-COMMANDS = sorted(get_command(cli.build_app()).commands)  # type: ignore[attr-defined]
+
+def leaves(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Every command, those of groups included, as it is typed."""
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from leaves(command, *path, name)
+        else:
+            yield (*path, name)
 
 
-def test_the_commands_of_this_version() -> None:
-    assert COMMANDS == ["ablate", "compile", "convert", "demo", "env", "generate", "show", "synth", "verify"]
+COMMANDS = list(leaves(get_command(cli.build_app())))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_json_debug_and_help(command: str, flintc: Flintc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_contract() -> None:
+    promised = ["compile", "show", "ablate", "generate", "verify", "synth", "convert", "demo", "env"]
+    assert {(name,) for name in promised} | {("bench", "forward")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_json_debug_and_help(
+    command: tuple[str, ...], flintc: Flintc, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    said = flintc(command, "--help")
+    said = flintc(*command, "--help")
     assert (said.code, said.err) == (0, "")
     assert "--json" in said.out and "--debug" in said.out
 
 
 def test_without_a_command_there_is_help_and_no_error(flintc: Flintc) -> None:
-    for argv in ((), ("--debug",)):
+    for argv in ((), ("--debug",), ("bench",)):
         said = flintc(*argv)
         assert (said.code, said.err) == (2, "")
-        assert "Usage: flintc" in said.out and all(command in said.out for command in COMMANDS)
+        assert "Usage: flintc" in said.out and "Commands" in said.out
 
 
 def test_version(flintc: Flintc) -> None:
