@@ -34,9 +34,11 @@ def load_interpreted(kernel: Kernel) -> Callable[[Grid, Sequence[Any]], None]:
         exec(compile(kernel.source, file, "exec"), namespace)
     namespace["INTERPRET"] = tl.constexpr(True)
     entry = namespace[kernel.name]
-    # An interpreted function patches the whole language anew at each call; the entry's patch serves its helpers too.
+    # An interpreted function patches the whole language anew at each call; the entry's patch serves its helpers too,
+    # and those of the standard library, which know the language as `core`.
     helpers = {n: f for n, f in namespace.items() if isinstance(f, InterpretedFunction) and f is not entry}
     namespace.update((name, helper.rewrite()) for name, helper in helpers.items())
+    namespace["core"] = tl.core
 
     def call(grid: Grid, args: Sequence[Any]) -> None:
         with _interpreted_standard_library(), _unchecked_integers():
@@ -53,12 +55,19 @@ def _interpreted_standard_library() -> Iterator[None]:
         for module in (tl, tl.standard):
             for name, member in list(vars(module).items()):
                 if isinstance(member, JITFunction):
-                    setattr(module, name, InterpretedFunction(member.fn))
+                    setattr(module, name, _plain(member))
                     swapped.append((module, name, member))
         yield
     finally:
         for module, name, member in swapped:
             setattr(module, name, member)
+
+
+def _plain(function: JITFunction[Any]) -> Callable[..., Any]:
+    """The function as the interpreter calls it under a patched language; ``fn``, as reductions look for it."""
+    plain: Any = InterpretedFunction(function.fn).rewrite()
+    plain.fn = function.fn
+    return plain  # type: ignore[no-any-return]
 
 
 @contextmanager
