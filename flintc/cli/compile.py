@@ -75,7 +75,7 @@ def compile_command(
 def _show(bundle: Bundle) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("kernel", no_wrap=True)
-    for heading in ("target", "launches", "warps", "regs", "shared", "spills"):
+    for heading in ("target", "uses", "warps", "regs", "smem", "spill"):
         table.add_column(heading, justify="right")
     uses = Counter(launch.kernel for launch in bundle.plan.launches)
     for k in bundle.manifest.kernels:
