@@ -10,7 +10,7 @@ from launches import only_kernel
 from tolerance import assert_close
 
 from flintc.codegen.families.gemv import BF16, NVFP4, Format, walk
-from flintc.errors import VerificationError
+from flintc.errors import UsageError, VerificationError
 from flintc.ir.types import DType
 
 # Activations of exact values are large; silu of a very negative gate divides by infinity, as it should.
@@ -66,7 +66,7 @@ def test_tile_that_is_no_multiple_of_sixteen_is_refused() -> None:
 
 
 def test_packed_rows_that_end_within_a_load_are_refused() -> None:
-    with pytest.raises(VerificationError, match="a multiple of 32"):
+    with pytest.raises(UsageError, match="a multiple of 32"):
         only_kernel(linear(16, 48, weights="nvfp4"))
 
 

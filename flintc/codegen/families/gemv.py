@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flintc.codegen.selection import Selection, Selector, Signature, only_op, ops_of
-from flintc.errors import VerificationError
+from flintc.errors import UsageError, VerificationError
 from flintc.ir.graph import Graph, Launch, Op
 
 Constants = dict[str, int | float | bool]
@@ -113,12 +113,13 @@ def matrix(graph: Graph, op: Op) -> tuple[int, int]:
 
 
 def format_of(graph: Graph, op: Op) -> Format:
-    """Format of an op's weight; VerificationError for packed rows that end within a lane's 32 codes."""
+    """Format of an op's weight; UsageError for packed rows that end within a lane's 32 codes."""
     weight = graph.values[op.inputs[-1]]
     if weight.type.dtype != "nvfp4":
         return BF16
     if matrix(graph, op)[1] % 32:
-        raise VerificationError(f"{weight.name} is {weight.type}: packed rows hold a multiple of 32 values here")
+        message = f"{weight.name} is {weight.type}: the rows that kernels unpack hold a multiple of 32 values"
+        raise UsageError(message, remedy="compile with bf16 weights")
     return NVFP4
 
 
