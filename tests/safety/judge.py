@@ -111,8 +111,8 @@ def record(tally: Tally, mutant: Mutant, why: str, hazards: Sequence[Hazard]) ->
 def table(tallies: Iterable[tuple[str, Tally]]) -> str:
     """The tallies in Markdown."""
     lines = [
-        "| kind | mutants | unsafe | of these accepted | safe, accepted | safe, refused | by rule |",
-        "|---|---|---|---|---|---|---|",
+        "| kind | the change | mutants | unsafe | of these accepted | safe, accepted | safe, refused | by rule |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     total: Counter[tuple[str, str]] = Counter()
     for kind, tally in tallies:
@@ -124,7 +124,8 @@ def table(tallies: Iterable[tuple[str, Tally]]) -> str:
 def _line(kind: str, counts: Counter[tuple[str, str]], rules: str) -> str:
     unsafe, missed = counts["unsafe", "refused"] + counts["unsafe", "accepted"], counts["unsafe", "accepted"]
     harmless = counts["safe", "accepted"], counts["safe", "refused"]
-    return f"| {kind} | {counts.total()} | {unsafe} | {missed} | {harmless[0]} | {harmless[1]} | {rules} |"
+    change = (KINDS[kind].__doc__ or "").removesuffix(".") if kind in KINDS else ""
+    return f"| {kind} | {change} | {counts.total()} | {unsafe} | {missed} | {harmless[0]} | {harmless[1]} | {rules} |"
 
 
 def share(kind: str, mutants: int) -> int:

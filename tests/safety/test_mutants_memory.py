@@ -7,7 +7,7 @@ from judge import judge, share
 from mutants_of_memory import MEMORY_KINDS
 
 #: Of each kind; ``tests/safety/judge.py --mutants N`` runs more.
-MUTANTS = 320
+MUTANTS = 300
 
 
 @pytest.fixture(scope="module")
