@@ -216,7 +216,9 @@ def compare_sizes(mutant: Mutant, model: BoundModel) -> str | None:
         config = json.loads((mutant.path / "config.json").read_bytes())
         stated = {name: config[key] for name, (_, key) in STATED.items()}
     bound = {**model.dims, **model.numbers}
-    return next((f"{n} is {bound[n]}, stated {v}" for n, v in stated.items() if bound[n] != v), None)
+    # A GGUF states its numbers in FP32; a spec reads the decimal that was meant.
+    stored = np.float32 if mutant.form == "gguf" else float
+    return next((f"{n} is {bound[n]}, stated {v}" for n, v in stated.items() if stored(bound[n]) != stored(v)), None)
 
 
 def main() -> int:
