@@ -119,7 +119,9 @@ class ForwardBench:
         from torch.profiler import ProfilerActivity, profile
 
         graph = self.step.graph(self.batch, part)
+        self.set_rows(0)  # a step with the sampler, run before, has moved its rows on
         graph.replay()
+        self.set_rows(0)
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             graph.replay()
