@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from flintc.checkpoint.reading import DataFile, Extent, Observer
+from flintc.checkpoint.weights import StoredWeight
 from flintc.errors import CheckpointError
 from flintc.ir.graph import Graph
 from flintc.reference.nvfp4 import Nvfp4
@@ -37,11 +39,21 @@ class LoadReport:
     """What a load did with the file.
 
     used: names of the stored tensors that became weights. notes: one line for everything done to values on the
-    way (a rounding, say) and for metadata that was ignored.
+    way (a rounding, say) and for metadata that was ignored. nbytes: read from files, in seconds of the clock.
     """
 
     used: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """GB/s, 1e9 bytes per second."""
+        return self.nbytes / 1e9 / max(self.seconds, 1e-9)
+
+    def __str__(self) -> str:
+        return f"{self.nbytes / 1e9:.3f} GB in {self.seconds:.2f} s: {self.rate:.2f} GB/s"
 
 
 class Checkpoint(Protocol):
@@ -74,16 +86,39 @@ class Checkpoint(Protocol):
     ) -> dict[str, torch.Tensor | Nvfp4]:
         """Every weight value of ``graph`` by name, of the type the graph gives it, on ``device``.
 
-        Streams weight by weight: besides the result, memory holds about one weight. ``keep_fp32`` (for FP32
-        numerics) keeps a BF16 weight that is stored in FP32 as it is. CheckpointError where a tensor is missing,
-        unknown, damaged or of the wrong shape.
+        Streams slice by slice: besides the result, memory holds the slices that are being read and unpacked (see
+        ``reading.py``). ``keep_fp32`` (for FP32 numerics) keeps a BF16 weight that is stored in FP32 as it is.
+        CheckpointError where a tensor is missing, unknown, damaged or of the wrong shape.
         """
         ...
 
     def stream(
-        self, graph: Graph, model: BoundModel, device: torch.device | str = "cpu", *, keep_fp32: bool = False
+        self,
+        graph: Graph,
+        model: BoundModel,
+        device: torch.device | str = "cpu",
+        *,
+        keep_fp32: bool = False,
+        observer: Observer | None = None,
     ) -> Iterator[tuple[str, torch.Tensor | Nvfp4]]:
-        """What ``load`` returns, weight by weight; the report is complete at the end."""
+        """What ``load`` returns, weight by weight; the report is complete at the end.
+
+        Files are read ahead by other threads, which tell ``observer`` the hash of every slice; packed weights are
+        repacked on ``device``.
+        """
+        ...
+
+    @property
+    def files(self) -> Sequence[DataFile]:
+        """The files that hold its tensors."""
+        ...
+
+    def find(self, graph: Graph, model: BoundModel) -> list[StoredWeight]:
+        """Every weight of ``graph`` and the stored tensors it is made of; CheckpointError as for ``load``."""
+        ...
+
+    def extents(self, weight: StoredWeight) -> list[Extent]:
+        """Where the tensors of a weight lie, companions included, in the order in which they are read."""
         ...
 
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flintc.checkpoint.checkpoint import LoadReport, Progress, SpecMatch, WeightsFormat
+from flintc.checkpoint.assemble import PackedAssembly
+from flintc.checkpoint.checkpoint import SpecMatch, WeightsFormat
 from flintc.checkpoint.gguf_refusals import check_config, check_supported
 from flintc.checkpoint.gguf_scan import BF16, F32, NVFP4, GgufFile, TensorInfo
 from flintc.checkpoint.gguf_tokenizer import TOKENIZER_KEYS
 from flintc.checkpoint.json_file import read_json
 from flintc.checkpoint.nvfp4 import ScaleError, from_ggml
-from flintc.checkpoint.packed import assemble
+from flintc.checkpoint.reading import DataFile, Extent, SliceReader
 from flintc.checkpoint.safetensors_folder import inside
-from flintc.checkpoint.weights import StoredWeight, collect, find_weights, weight_values
+from flintc.checkpoint.streamed import StreamedCheckpoint
+from flintc.checkpoint.weights import StoredWeight, find_weights
 from flintc.errors import CheckpointError
 from flintc.ir.graph import Graph
 from flintc.reference.nvfp4 import Nvfp4
@@ -42,14 +41,12 @@ def open_gguf(path: Path, config: Path | None = None) -> GgufCheckpoint:
     return GgufCheckpoint(file, None if source is None else (source, read_json(source)))
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(StreamedCheckpoint):
     """An opened GGUF file; see :class:`flintc.checkpoint.Checkpoint`."""
 
     def __init__(self, file: GgufFile, config: tuple[Path, Mapping[str, Any]] | None = None) -> None:
+        super().__init__(file.path, file.metadata)
         self.file = file
-        self.path = file.path
-        self.metadata: Mapping[str, Any] = file.metadata
-        self.report = LoadReport()
         packed = any(t.type == NVFP4 for t in file.tensors.values())
         self.weights_format: WeightsFormat = "nvfp4" if packed else "bf16"
         self._config = config
@@ -84,38 +81,31 @@ class GgufCheckpoint:
                     found.update({f"{spec.match.gguf}.{key}": size for key in quantity.gguf})
         return found
 
-    def load(
-        self,
-        graph: Graph,
-        model: BoundModel,
-        device: torch.device | str = "cpu",
-        progress: Progress | None = None,
-        *,
-        keep_fp32: bool = False,
-    ) -> dict[str, Tensor | Nvfp4]:
-        """Every weight of ``graph``; see :class:`flintc.checkpoint.Checkpoint`."""
-        return collect(self.stream(graph, model, device, keep_fp32=keep_fp32), len(weight_values(graph)), progress)
+    @property
+    def files(self) -> list[DataFile]:
+        """The file."""
+        return [self.file.data]
 
-    def stream(
-        self, graph: Graph, model: BoundModel, device: torch.device | str = "cpu", *, keep_fp32: bool = False
-    ) -> Iterator[tuple[str, Tensor | Nvfp4]]:
-        """Name and value of every weight; the next tensor is read while this one is repacked on ``device``."""
-        self.report = LoadReport()
-        start = time.perf_counter()
+    def find(self, graph: Graph, model: BoundModel) -> list[StoredWeight]:
+        """See :class:`flintc.checkpoint.Checkpoint`."""
         companions = {scale.name for scale in self._scales.values()}
         shapes = {name: t.shape for name, t in self.file.tensors.items() if name not in companions}
         weights = find_weights(graph, model, shapes, "gguf", str(self.path))
         for weight in weights:
             self._check_types(weight)
-        data = _read_ahead(self.file, [self.file.tensors[p.tensor] for weight in weights for p in weight.pieces])
-        for weight in weights:
-            yield weight.value.name, self._weight(weight, data, device, keep_fp32)
-        self._report(weights, model, time.perf_counter() - start)
+        return weights
+
+    def extents(self, weight: StoredWeight) -> list[Extent]:
+        """Each tensor, followed by its ``.scale`` where it is packed and has one."""
+        names = [piece.tensor for piece in weight.pieces]
+        both = ((name, self._scales[name].name) if name in self._scales else (name,) for name in names)
+        return [self.file.extent(name) for pair in both for name in pair]
 
     def _check_types(self, weight: StoredWeight) -> None:
         packed = weight.value.type.dtype == "nvfp4"
         for piece in weight.pieces:
             tensor = self.file.tensors[piece.tensor]
+            self._check_scale(tensor)
             if tensor.type in ((NVFP4,) if packed else (BF16, F32)):
                 continue
             expected = "NVFP4" if packed else "BF16 or F32"
@@ -126,83 +116,60 @@ class GgufCheckpoint:
                 f"{self.path}: {tensor.name} is {tensor.type.name}, expected {expected}", remedy=remedy
             )
 
-    def _weight(
-        self, weight: StoredWeight, data: Iterator[Tensor], device: torch.device | str, keep_fp32: bool
-    ) -> Tensor | Nvfp4:
-        self.report.used += [piece.tensor for piece in weight.pieces]
-        if weight.value.type.dtype == "nvfp4":
-            parts = ((p, self.packed(p.tensor, next(data).to(device))) for p in weight.pieces)
-            return assemble(weight, parts, device)
-        stored = [self.plain(p.tensor, next(data).to(device)) for p in weight.pieces]
-        wide = weight.value.type.dtype == "f32" or (keep_fp32 and any(t.dtype == torch.float32 for t in stored))
-        if not wide and any(t.dtype == torch.float32 for t in stored):
-            self.report.notes.append(f"{weight.value.name} is stored as F32 and was rounded to BF16")
-        whole = stored[0] if len(stored) == 1 else torch.cat(stored, dim=-2)
-        return whole.to(torch.float32 if wide else torch.bfloat16)
+    def _check_scale(self, tensor: TensorInfo) -> None:
+        """CheckpointError where the ``.scale`` of ``tensor`` is not one FP32 value, or one per expert."""
+        info = self._scales.get(tensor.name)
+        experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
+        if info is not None and (info.type != F32 or info.shape not in ((1,), (experts,))):
+            raise CheckpointError(f"{self.path}: {info.name} is {info}, expected F32[{experts}]")
 
-    def plain(self, name: str, data: Tensor) -> Tensor:
-        """A BF16 or F32 tensor from its bytes ``data``, as stored."""
-        tensor = self.file.tensors[name]
-        return data.view(torch.float32 if tensor.type == F32 else torch.bfloat16).reshape(tensor.shape)
+    def _plain(self, name: str) -> Extent:
+        return self.file.extent(name)
 
-    def packed(self, name: str, data: Tensor) -> Nvfp4:
-        """An NVFP4 tensor from its bytes ``data`` and its ``.scale``, on the device of ``data``.
+    def _packed(self, weight: StoredWeight, source: SliceReader, device: torch.device | str) -> Nvfp4:
+        """Blocks are repacked slice by slice on ``device``; CheckpointError where a scale is not a number."""
+        assembly = PackedAssembly(weight, device)
+        for piece in weight.pieces:
+            for units, blocks in source.parts(self.file.extent(piece.tensor)):
+                try:
+                    codes, scales = from_ggml(blocks)
+                except ScaleError as error:
+                    message = f"{self.path}: {piece.tensor}: {error}"
+                    raise CheckpointError(message, remedy="quantise the tensor again") from None
+                assembly.put_codes(piece, units, codes)
+                assembly.put_scales(piece, units, scales)
+            assembly.put_scale(piece, self._tensor_scale(piece.tensor, source).to(device))
+        return assembly.finish()
 
-        CheckpointError where a block scale is not a number.
-        """
-        rows = self.file.tensors[name].shape[:-1]
-        try:
-            codes, scales = from_ggml(data.reshape(*rows, -1))
-        except ScaleError as error:
-            raise CheckpointError(f"{self.path}: {name}: {error}", remedy="quantise the tensor again") from None
-        return Nvfp4(codes, scales, self.tensor_scale(name).to(data.device))
-
-    def tensor_scale(self, name: str) -> Tensor:
+    def _tensor_scale(self, name: str, source: SliceReader) -> Tensor:
         """f32 [1], or [E] for stacked experts; 1.0 where the file holds no ``.scale`` for the tensor."""
-        shape = self.file.tensors[name].shape
-        experts = shape[0] if len(shape) == 3 else 1
         info = self._scales.get(name)
         if info is None:
-            return torch.ones(experts)
-        if info.type != F32 or info.shape not in ((1,), (experts,)):
-            raise CheckpointError(f"{self.path}: {info.name} is {info}, expected F32[{experts}]")
-        scale = self.file.read(info).view(torch.float32)
+            return torch.ones(1)
+        scale = source.whole(self.file.extent(info.name)).view(torch.float32)
         bad = ~(torch.isfinite(scale) & (scale >= 0))
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
             raise CheckpointError(
                 f"{self.path}: {info.name}[{at}] is {float(scale[at])}, no scale", remedy="quantise the tensor again"
             )
-        return scale.expand(experts).clone()
+        return scale
 
-    def _report(self, weights: Iterable[StoredWeight], model: BoundModel, seconds: float) -> None:
+    def _note(self, weights: Sequence[StoredWeight], model: BoundModel, rounded: Sequence[str]) -> None:
+        notes = self.report.notes
+        if rounded:
+            notes.append(f"{len(rounded)} F32 tensors were rounded to BF16, {rounded[0]} the first")
         names = [piece.tensor for weight in weights for piece in weight.pieces]
-        scaled = [name for name in names if self.file.tensors[name].type == NVFP4]
-        without = [name for name in scaled if name not in self._scales]
-        self.report.used += [self._scales[name].name for name in scaled if name in self._scales]
+        without = [n for n in names if self.file.tensors[n].type == NVFP4 and n not in self._scales]
         if without:
-            self.report.notes.append(f"{len(without)} tensors have no .scale, read as 1.0: {without[0]} the first")
+            notes.append(f"{len(without)} tensors have no .scale, read as 1.0: {without[0]} the first")
         prefix = f"{model.spec.match.gguf}."
         ignored = [k for k in self.metadata if k in model.ignored or not (k.startswith(prefix) or k in _READ)]
         if ignored:
-            self.report.notes.append(f"metadata without effect: {', '.join(sorted(ignored))}")
-        nbytes = sum(self.file.tensors[name].nbytes for name in names)
-        self.report.notes.append(f"{nbytes / 1e9:.3f} GB in {seconds:.2f} s: {nbytes / 1e9 / seconds:.2f} GB/s")
+            notes.append(f"metadata without effect: {', '.join(sorted(ignored))}")
 
 
 def _companions(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """``X.scale`` by ``X.weight``, for every NVFP4 tensor that has one."""
     pairs = {name: f"{name.removesuffix('.weight')}.scale" for name, t in tensors.items() if t.type == NVFP4}
     return {name: tensors[scale] for name, scale in pairs.items() if scale in tensors}
-
-
-def _read_ahead(file: GgufFile, tensors: Iterable[TensorInfo]) -> Iterator[Tensor]:
-    """Data of ``tensors`` in order, each read while the one before it is in use."""
-    with ThreadPoolExecutor(1, thread_name_prefix="gguf-read") as pool:
-        coming: deque[Future[Tensor]] = deque()
-        for tensor in tensors:
-            coming.append(pool.submit(file.read, tensor))
-            if len(coming) > 1:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()

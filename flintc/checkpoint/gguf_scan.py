@@ -7,8 +7,6 @@ against fixed limits before anything is allocated or looped over, so that a lyin
 
 from __future__ import annotations
 
-import os
-import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +15,8 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from flintc.checkpoint.reading import DAMAGED, DataFile, Extent
 from flintc.errors import CheckpointError
 
 #: Bytes that metadata and directory may fill; a vocabulary of 150,000 tokens with merges takes about 8 MB.
@@ -31,8 +29,6 @@ MAX_TENSORS = 1 << 18
 MAX_NAME = 256
 MAX_ALIGNMENT = 1 << 20
 MAX_DIMS = 4
-
-DAMAGED = "the file is damaged or incomplete; fetch it again"
 
 Scalar = int | float | bool | str
 MetaValue = Scalar | list[Scalar]
@@ -74,63 +70,21 @@ class TensorInfo:
 
 
 class GgufFile:
-    """An open GGUF file: ``metadata`` and ``tensors`` by name; ``read`` fetches tensor data.
-
-    The file stays open, so that what is read later is what was scanned, whatever happens to its name.
-    """
+    """A scanned GGUF file: ``metadata``, ``tensors`` by name, and ``data`` to read them from."""
 
     def __init__(self, path: str | Path) -> None:
         """Scan ``path``. CheckpointError names the place of the first defect."""
         self.path = Path(path)
-        self._fd = _open(self.path)
-        try:
-            self.size = os.fstat(self._fd).st_size
-            scan = _Scan(self.path, os.pread(self._fd, MAX_HEADER, 0), self.size)
-            self.metadata: Mapping[str, MetaValue] = scan.metadata
-            self.tensors: Mapping[str, TensorInfo] = scan.tensors
-        except BaseException:
-            self.close()
-            raise
+        self.data = DataFile(self.path)
+        scan = _Scan(self.path, self.data.start(MAX_HEADER), self.data.size)
+        self.metadata: Mapping[str, MetaValue] = scan.metadata
+        self.tensors: Mapping[str, TensorInfo] = scan.tensors
 
-    def close(self) -> None:
-        """Close the file; reads fail from here on."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
-
-    def read(self, tensor: TensorInfo, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Bytes ``start`` to ``stop`` of a tensor's data: u8 [stop - start], on the CPU.
-
-        CheckpointError where the file has shrunk or cannot be read.
-        """
-        stop = tensor.nbytes if stop is None else stop
-        data = torch.empty(stop - start, dtype=torch.uint8)
-        view, at = data.numpy().data, 0
-        while at < len(view):
-            try:
-                count = os.preadv(self._fd, [view[at:]], tensor.offset + start + at)
-            except OSError as error:
-                raise CheckpointError(f"{self.path}: {tensor.name} cannot be read: {error.strerror}") from error
-            if count == 0:
-                raise CheckpointError(f"{self.path}: the file ends within {tensor.name}", remedy=DAMAGED)
-            at += count
-        return data
-
-
-def _open(path: Path) -> int:
-    """Descriptor of a regular file; opening must not block on a pipe."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CheckpointError(f"{path}: not a regular file", remedy="pass the path of a .gguf file")
-    return fd
+    def extent(self, name: str) -> Extent:
+        """Where the bytes of a tensor lie; shape: in blocks of its type."""
+        t = self.tensors[name]
+        stored = (*t.shape[:-1], t.shape[-1] // t.type.values)
+        return Extent(name, self.data, t.offset, t.nbytes, t.type.name, stored)
 
 
 _U32 = struct.Struct("<I")

@@ -7,12 +7,11 @@ stacked expert (tensor scale).
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from flintc.checkpoint.assemble import PackedAssembly
 from flintc.checkpoint.checkpoint import WeightsFormat
-from flintc.checkpoint.packed import assemble
-from flintc.checkpoint.safetensors import PACKED_SCALE, SafetensorsCheckpoint, TensorReader
-from flintc.checkpoint.safetensors_header import StoredTensor
+from flintc.checkpoint.reading import Extent, SliceReader
+from flintc.checkpoint.safetensors import PACKED_SCALE, SafetensorsCheckpoint
 from flintc.checkpoint.weights import Shape, StoredWeight
 from flintc.errors import CheckpointError
 from flintc.reference.nvfp4 import BLOCK, Nvfp4
@@ -40,24 +39,24 @@ class ModeloptCheckpoint(SafetensorsCheckpoint):
             shapes[name] = self._packed_shape(self.tensors[name])
         return shapes
 
-    def _packed_shape(self, codes: StoredTensor) -> Shape:
-        if codes.dtype != "U8" or len(codes.shape) not in (2, 3) or codes.shape[-1] * 2 % BLOCK:
+    def _packed_shape(self, codes: Extent) -> Shape:
+        if codes.kind != "U8" or len(codes.shape) not in (2, 3) or codes.shape[-1] * 2 % BLOCK:
             raise self._misfit(codes, f"U8[N, K/2] with K a multiple of {BLOCK}")
         *rows, half = codes.shape
         scales = self.tensors[f"{codes.name}{SCALE}"]
-        if scales.dtype != "F8_E4M3" or scales.shape != (*rows, half * 2 // BLOCK):
+        if scales.kind != "F8_E4M3" or scales.shape != (*rows, half * 2 // BLOCK):
             raise self._misfit(scales, f"F8_E4M3{[*rows, half * 2 // BLOCK]}")
         scale = self.tensors.get(f"{codes.name}{SCALE_2}")
         if scale is None:
-            raise CheckpointError(f"{codes.file}: missing tensor {codes.name}{SCALE_2}", remedy="fetch it again")
+            raise CheckpointError(f"{codes.file.path}: missing tensor {codes.name}{SCALE_2}", remedy="fetch it again")
         experts = rows[0] if len(rows) == 2 else 1
-        if scale.dtype != "F32" or scale.shape not in ((), (1,), (experts,)):
+        if scale.kind != "F32" or scale.shape not in ((), (1,), (experts,)):
             raise self._misfit(scale, f"F32[] or F32[{experts}]")
         return (*rows, half * 2)
 
-    def _misfit(self, tensor: StoredTensor, expected: str) -> CheckpointError:
-        found = f"{tensor.dtype}{list(tensor.shape)}"
-        return CheckpointError(f"{tensor.file}: tensor {tensor.name} is {found}, expected {expected}")
+    def _misfit(self, tensor: Extent, expected: str) -> CheckpointError:
+        found = f"{tensor.kind}{list(tensor.shape)}"
+        return CheckpointError(f"{tensor.file.path}: tensor {tensor.name} is {found}, expected {expected}")
 
     def _check_types(self, weight: StoredWeight) -> None:
         packed = [piece.tensor for piece in weight.pieces if f"{piece.tensor}{SCALE}" in self.tensors]
@@ -71,25 +70,27 @@ class ModeloptCheckpoint(SafetensorsCheckpoint):
             )
         elif len(packed) < len(weight.pieces):
             plain = next(piece.tensor for piece in weight.pieces if piece.tensor not in packed)
-            message = f"{self.path}: {plain} is {self.tensors[plain].dtype}, expected NVFP4"
+            message = f"{self.path}: {plain} is {self.tensors[plain].kind}, expected NVFP4"
             raise CheckpointError(message, remedy="convert the whole checkpoint to NVFP4")
 
-    def _weight(
-        self, weight: StoredWeight, device: torch.device | str, reader: TensorReader, keep_fp32: bool
-    ) -> Tensor | Nvfp4:
-        if weight.value.type.dtype != "nvfp4":
-            return super()._weight(weight, device, reader, keep_fp32)
-        names = [piece.tensor for piece in weight.pieces]
-        self.report.used += [f"{name}{suffix}" for name in names for suffix in ("", SCALE, SCALE_2)]
-        return assemble(weight, ((p, self._packed(p.tensor, reader).to(device)) for p in weight.pieces), device)
+    def extents(self, weight: StoredWeight) -> list[Extent]:
+        """Each tensor, followed by its companions where it is packed."""
+        suffixes = ("", SCALE, SCALE_2) if weight.value.type.dtype == "nvfp4" else ("",)
+        return [self.tensors[f"{piece.tensor}{suffix}"] for piece in weight.pieces for suffix in suffixes]
 
-    def _packed(self, name: str, reader: TensorReader) -> Nvfp4:
-        """A packed tensor on the CPU; CheckpointError where a scale is negative or no number."""
-        codes, scales, scale = (reader.read(self.tensors[f"{name}{suffix}"]) for suffix in ("", SCALE, SCALE_2))
-        bits = scales.view(torch.uint8)
-        if bool(((bits > 0x80) | (bits == 0x7F)).any()):
-            raise CheckpointError(f"{self.path}: {name}{SCALE} holds a scale that is negative or not a number")
-        if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
-            raise CheckpointError(f"{self.path}: {name}{SCALE_2} is {scale.flatten().tolist()[:4]}, no scale")
-        experts = codes.shape[0] if codes.ndim == 3 else 1
-        return Nvfp4(codes, bits & 0x7F, scale.flatten().expand(experts).clone())
+    def _packed(self, weight: StoredWeight, source: SliceReader, device: torch.device | str) -> Nvfp4:
+        """CheckpointError where a scale is negative or no number."""
+        assembly = PackedAssembly(weight, device)
+        for piece in weight.pieces:
+            codes, scales, scale = (self.tensors[f"{piece.tensor}{suffix}"] for suffix in ("", SCALE, SCALE_2))
+            for units, data in source.parts(codes):
+                assembly.put_codes(piece, units, data)
+            for units, data in source.parts(scales):
+                if bool(((data > 0x80) | (data == 0x7F)).any()):
+                    raise CheckpointError(f"{self.path}: {scales.name} holds a scale that is negative or not a number")
+                assembly.put_scales(piece, units, data & 0x7F)
+            value = source.whole(scale).view(torch.float32)
+            if not bool((torch.isfinite(value) & (value >= 0)).all()):
+                raise CheckpointError(f"{self.path}: {scale.name} is {value.tolist()[:4]}, no scale")
+            assembly.put_scale(piece, value)
+        return assembly.finish()

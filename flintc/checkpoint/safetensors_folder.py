@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from flintc.checkpoint.json_file import read_json
-from flintc.checkpoint.safetensors_header import StoredTensor, read_header
+from flintc.checkpoint.reading import Extent
+from flintc.checkpoint.safetensors_header import read_header
 from flintc.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def scan_folder(folder: Path) -> dict[str, StoredTensor]:
+def scan_folder(folder: Path) -> dict[str, Extent]:
     """Every tensor of the checkpoint in ``folder`` by name.
 
     The folder holds model.safetensors, or shards listed in model.safetensors.index.json. CheckpointError where
@@ -57,16 +58,16 @@ def _read_index(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-def _scan_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
+def _scan_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, Extent]:
+    tensors: dict[str, Extent] = {}
     for shard in sorted(set(weight_map.values())):
         for name, tensor in read_header(inside(folder, shard)).items():
             if name in tensors:
-                other = tensors[name].file.name
-                raise CheckpointError(f"{tensor.file}: tensor {name} is in {other} too", remedy="fetch both again")
+                other = tensors[name].file.path.name
+                raise CheckpointError(f"{tensor.file.path}: tensor {name} is in {other} too", remedy="fetch both again")
             tensors[name] = tensor
     for name, shard in weight_map.items():
-        if name not in tensors or tensors[name].file.name != shard:
+        if name not in tensors or tensors[name].file.path.name != shard:
             raise CheckpointError(
                 f"{folder / shard}: lacks tensor {name}, which {INDEX} places there",
                 remedy="fetch the shards and the index from the same revision",
@@ -74,7 +75,7 @@ def _scan_shards(folder: Path, weight_map: dict[str, str]) -> dict[str, StoredTe
     unlisted = sorted(tensors.keys() - weight_map.keys())
     if unlisted:
         raise CheckpointError(
-            f"{tensors[unlisted[0]].file}: tensor {unlisted[0]} is not listed in {INDEX}",
+            f"{tensors[unlisted[0]].file.path}: tensor {unlisted[0]} is not listed in {INDEX}",
             remedy="fetch the shards and the index from the same revision",
         )
     return tensors

@@ -6,19 +6,17 @@ the data. Offsets count from the start of the data; the format allows neither ho
 
 from __future__ import annotations
 
-import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from flintc.checkpoint.json_file import parse_object
+from flintc.checkpoint.reading import DAMAGED, DataFile, Extent
 from flintc.errors import CheckpointError
 
 MAX_HEADER = 100_000_000
-DAMAGED = "the file is damaged or incomplete; fetch it again"
 
 #: Bytes per value; tensors of other types are listed too, and refused when a weight needs them.
 VALUE_BYTES = {
@@ -27,38 +25,30 @@ VALUE_BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor lies and what it is; dtype in the words of the format (``BF16``, ``F32``, ...)."""
+def read_header(path: Path) -> dict[str, Extent]:
+    """Tensors of one file by name, of kinds in the words of the format (``BF16``, ``F32``, ...).
 
-    name: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Tensors of one file by name; CheckpointError names the file, the tensor and what is wrong."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path}: not a regular file")
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else None
-            if length is None or length > min(MAX_HEADER, status.st_size - 8):
-                raise CheckpointError(f"{path}: the header does not fit the file", remedy=DAMAGED)
-            text = file.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    entries = parse_object(text, f"{path}: header")
-    entries.pop("__metadata__", None)
-    _check_layout(path, entries, status.st_size - 8 - length)
-    return {name: StoredTensor(name, path, e["dtype"], tuple(e["shape"])) for name, e in entries.items()}
+    CheckpointError names the file, the tensor and what is wrong.
+    """
+    file = DataFile(path)
+    start = file.start(8)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else None
+    if length is None or length > min(MAX_HEADER, file.size - 8):
+        raise CheckpointError(f"{path}: the header does not fit the file", remedy=DAMAGED)
+    entries = parse_object(file.start(8 + length)[8:], f"{path}: header")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ of the header must map names to texts", remedy=DAMAGED)
+    spans = _check_layout(path, entries, file.size - 8 - length)
+    tensors = {}
+    for begin, stop, name in spans:
+        dtype, shape = entries[name]["dtype"], tuple(entries[name]["shape"])
+        tensors[name] = Extent(name, file, 8 + length + begin, stop - begin, dtype, shape)
+    return tensors
 
 
-def _check_layout(path: Path, entries: Mapping[str, Any], data_bytes: int) -> None:
-    """Every entry well formed, and the tensors' bytes filling the data exactly."""
+def _check_layout(path: Path, entries: Mapping[str, Any], data_bytes: int) -> list[tuple[int, int, str]]:
+    """First and last-plus-one byte of each tensor, if every entry is well formed and they fill the data exactly."""
     spans = sorted((*_span(path, name, entry), name) for name, entry in entries.items())
     end = 0
     for begin, stop, name in spans:
@@ -68,6 +58,7 @@ def _check_layout(path: Path, entries: Mapping[str, Any], data_bytes: int) -> No
         end = stop
     if end != data_bytes:
         raise CheckpointError(f"{path}: {data_bytes} bytes of data, its header describes {end}", remedy=DAMAGED)
+    return spans
 
 
 def _span(path: Path, name: str, entry: Any) -> tuple[int, int]:

@@ -43,6 +43,8 @@ def entry(shape: list[object], begin: object, end: object, dtype: object = "F32"
         (packed(b"[" * 200_000), "nested too deeply"),
         (packed(b'{"a": ' + b"9" * 10_000 + b"}"), "not valid JSON"),
         (packed(b'{"a": 1, "a": 2}'), "'a' stands twice"),
+        (packed({"__metadata__": ["format", "pt"]}), "__metadata__ of the header must map"),
+        (packed({"__metadata__": {"format": 1}}), "__metadata__ of the header must map"),
         (packed({"a": 5}), "tensor a has a malformed"),
         (packed({"a": {}}), "tensor a has a malformed"),
         (packed({"a": entry([-1], 0, 4)}, bytes(4)), "tensor a has a malformed"),
@@ -69,7 +71,7 @@ def test_damaged_file(content: bytes, words: str, tmp_path: Path) -> None:
 def test_header_as_the_package_writes_it(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "x.safetensors", metadata={"format": "pt"})
     found = read_header(tmp_path / "x.safetensors")
-    assert {n: (t.dtype, t.shape) for n, t in found.items()} == {"a": ("F32", (2, 3)), "b": ("BF16", (5,))}
+    assert {n: (t.kind, t.shape) for n, t in found.items()} == {"a": ("F32", (2, 3)), "b": ("BF16", (5,))}
 
 
 @settings(max_examples=300, deadline=None)

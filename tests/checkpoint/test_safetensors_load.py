@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flintc.checkpoint import open_checkpoint
-from flintc.checkpoint.safetensors import TensorReader
 from flintc.checkpoint.synth import synth_safetensors
 from flintc.errors import CheckpointError
 from flintc.ir.build import build
@@ -202,19 +200,3 @@ def test_config_that_contradicts_the_weights(published: Path, tmp_path: Path) ->
     model = checkpoint.bind(load_spec("flint"))
     with pytest.raises(CheckpointError, match=r"gate_proj\.weight is \[64, 128\], expected \[48, 128\]"):
         checkpoint.load(build(model), model)
-
-
-def test_one_stored_tensor_in_memory_at_a_time(
-    published: Path, graph: Graph, tiny: BoundModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, previous = TensorReader.read, []
-
-    def watched(self: TensorReader, tensor: object) -> Tensor:
-        assert all(ref() is None for ref in previous)
-        found = read(self, tensor)
-        previous[:] = [weakref.ref(found)]
-        return found
-
-    monkeypatch.setattr(TensorReader, "read", watched)
-    open_checkpoint(published).load(graph, tiny)
-    assert previous
