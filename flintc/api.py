@@ -50,39 +50,66 @@ def run_passes(
     return run_pipeline(graph, spec.pipeline, disable_passes, stop_after)
 
 
-def lower(
-    spec: str | Path | Spec, weights: str = "bf16", disable_passes: Sequence[str] = (), stop_after: str | None = None
-) -> Graph:
-    """The graph of a spec at its default sizes after its pipeline, or after the pass ``stop_after``.
+def model_of(
+    spec: str | Path | Spec | BoundModel, weights: str | None = None, checkpoint: str | Path | None = None
+) -> tuple[BoundModel, Weights]:
+    """The model that ``spec`` describes, and the format of its weights: BF16 at the spec's default sizes.
 
-    spec: a file, the name of a shipped one, or a loaded spec. Raises SpecError, PassError, UsageError.
+    spec: a file, the name of a shipped one, a loaded spec, or a model that has its sizes already. checkpoint: its sizes
+    are taken in place of the defaults, and its format where ``weights`` is None. Raises SpecError, UsageError,
+    CheckpointError.
     """
-    from flintc.spec import bind_defaults
+    from flintc.spec import BoundModel, bind_defaults
 
-    return run_passes(bind_defaults(_spec(spec)), weights, disable_passes, stop_after).graph
+    if isinstance(spec, BoundModel):
+        return spec, _weights(weights or "bf16")
+    chosen = _spec(spec)
+    if checkpoint is None:
+        return bind_defaults(chosen), _weights(weights or "bf16")
+    from flintc.checkpoint import open_checkpoint
+    from flintc.runtime.hub import find_checkpoint
+
+    opened = open_checkpoint(find_checkpoint(checkpoint))
+    return opened.bind(chosen), _weights(weights or opened.weights_format)
+
+
+def lower(
+    spec: str | Path | Spec,
+    weights: str | None = None,
+    disable_passes: Sequence[str] = (),
+    stop_after: str | None = None,
+    checkpoint: str | Path | None = None,
+) -> Graph:
+    """The graph of a spec after its pipeline, or after the pass ``stop_after``.
+
+    spec, weights, checkpoint: see :func:`model_of`. Raises what it raises, and PassError.
+    """
+    model, format = model_of(spec, weights, checkpoint)
+    return run_passes(model, format, disable_passes, stop_after).graph
 
 
 def compile(
-    spec: str | Path | Spec,
-    weights: str = "bf16",
+    spec: str | Path | Spec | BoundModel,
+    weights: str | None = None,
     target: str | Sequence[str] = "sm_90",
     batch: Sequence[int] = BATCHES,
     disable_passes: Sequence[str] = (),
     out: str | Path | None = None,
     progress: Progress | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Bundle:
-    """Compile a spec at its default sizes into a bundle; needs no GPU.
+    """Compile a spec into a bundle; needs no GPU.
 
-    target: a GPU target such as ``sm_90``, or several. batch: rows that are captured, each at most 8. out: folder to
-    write (default: one in the cache, named by the bundle's content). Raises SpecError, PassError, UsageError,
-    CompileError, BundleError, and VerificationError where the plan is not proved safe under dependent launch.
+    spec, weights, checkpoint: see :func:`model_of`. target: a GPU target such as ``sm_90``, or several. batch: rows
+    that are captured, each at most 8. out: folder to write (default: one in the cache, named by the bundle's content).
+    Raises SpecError, PassError, UsageError, CheckpointError, CompileError, BundleError, and VerificationError where
+    the plan is not proved safe under dependent launch.
     """
     from flintc.bundle import write_bundle
     from flintc.codegen.cache import cache_root
-    from flintc.spec import bind_defaults
 
-    model = bind_defaults(_spec(spec))
-    bundle = _build(model, _weights(weights), _targets(target), _batches(batch), disable_passes, progress)
+    model, format = model_of(spec, weights, checkpoint)
+    bundle = _build(model, format, _targets(target), _batches(batch), disable_passes, progress)
     folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
     return write_bundle(bundle, folder)
 

@@ -118,4 +118,4 @@ def _bundle(
     if key in ahead:
         return load_bundle(ahead[key])
     left_out = [name for name in model.spec.pipeline if name not in passes]
-    return api.compile(model.spec, weights=ablation.weights, target=target, disable_passes=left_out)
+    return api.compile(model, weights=ablation.weights, target=target, disable_passes=left_out)

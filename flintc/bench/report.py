@@ -69,7 +69,7 @@ def render_report(ablation: Ablation, run: PipelineRun) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    published = load_published().get(ablation.spec)
+    published = published_for(ablation)
     layer = max(ablation.kinds, key=lambda kind: len(kind.layers)).layers[0]
     return environment.get_template("ablation.html.j2").render(
         ablation=ablation,
@@ -93,6 +93,13 @@ def load_published() -> Mapping[str, Any]:
     text = resources.files("flintc.bench").joinpath("published.json").read_text(encoding="utf-8")
     loaded: Mapping[str, Any] = json.loads(text)
     return loaded
+
+
+def published_for(ablation: Ablation) -> Mapping[str, Any] | None:
+    """Published results for a model of this spec and this many layers, if there are any."""
+    found = load_published().get(ablation.spec)
+    layers = sum(len(kind.layers) for kind in ablation.kinds)
+    return found if found is not None and found["layers"] == layers else None
 
 
 def waterfall(ablation: Ablation) -> list[Bar]:

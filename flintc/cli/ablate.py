@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flintc.cli.common import Debug, Disabled, Json, SpecArgument, Weights, emit, progress, say, stdout
+from flintc.cli.common import Debug, Disabled, For, Json, SpecArgument, WeightsOrOwn, emit, progress, say, stdout
 
 if TYPE_CHECKING:
     from flintc.bench.ablation import Ablation
@@ -21,7 +21,8 @@ def register(app: typer.Typer) -> None:
 
 def ablate_command(
     spec: SpecArgument,
-    weights: Weights = "bf16",
+    weights: WeightsOrOwn = None,
+    checkpoint: For = None,
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens of context (default: 100,000, or the model's limit).")
     ] = None,
@@ -48,10 +49,9 @@ def ablate_command(
     from flintc import api
     from flintc.bench.ablation import CONTEXT, ablate
     from flintc.bench.report import write_report
-    from flintc.spec import bind_defaults, load_spec
 
-    model = bind_defaults(load_spec(spec))
-    run = api.run_passes(model, weights, tuple(disable_pass or ()))
+    model, format = api.model_of(spec, weights, checkpoint)
+    run = api.run_passes(model, format, tuple(disable_pass or ()))
     tokens = context or min(CONTEXT, model.dims["context"])
     ablation = ablate(run, context=tokens, batch=batch, bandwidth=bandwidth * 1e12)
     if measure == "synthetic":
@@ -89,10 +89,10 @@ def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str, disabled: tup
 def show_ablation(ablation: Ablation) -> None:
     """The tables, and the published counts beside ours where there are any."""
     from flintc.bench.ablation import ablation_table
-    from flintc.bench.report import load_published
+    from flintc.bench.report import published_for
 
     stdout.print(ablation_table(ablation))
-    if published := load_published().get(ablation.spec):
+    if published := published_for(ablation):
         first, last = ablation.steps[0], ablation.steps[-1]
         before, after = published["launches_before"], published["launches_after"]
         say(f"{first.launches:,} -> {last.launches:,}; published: {before:,} -> {after:,}, counted otherwise")

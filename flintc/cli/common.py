@@ -29,6 +29,13 @@ Debug = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Weights = Annotated[str, typer.Option("--weights", help="Weight format: bf16 or nvfp4.")]
+WeightsOrOwn = Annotated[
+    str | None, typer.Option("--weights", help="Weight format: bf16 or nvfp4 (default: that of --for, else bf16).")
+]
+For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="CHECKPOINT", help="Take the sizes of this checkpoint, not SPEC's defaults."),
+]
 Disabled = Annotated[
     list[str] | None, typer.Option("--disable-pass", metavar="PASS", help="Leave out a fusion pass; may be repeated.")
 ]

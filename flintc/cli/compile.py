@@ -13,9 +13,10 @@ from rich.table import Table
 from flintc.cli.common import (
     Debug,
     Disabled,
+    For,
     Json,
     SpecArgument,
-    Weights,
+    WeightsOrOwn,
     emit,
     progress,
     say,
@@ -35,7 +36,8 @@ def register(app: typer.Typer) -> None:
 
 def compile_command(
     spec: SpecArgument,
-    weights: Weights = "bf16",
+    weights: WeightsOrOwn = None,
+    checkpoint: For = None,
     target: Annotated[str, typer.Option(help="GPU targets, e.g. sm_90,sm_100.")] = "sm_90",
     batch: Annotated[str, typer.Option(help="Batch sizes to capture, each at most 8.")] = "1,2,4,8",
     disable_pass: Disabled = None,
@@ -55,6 +57,7 @@ def compile_command(
             disable_passes=tuple(disable_pass or ()),
             out=out,
             progress=update,
+            checkpoint=checkpoint,
         )
     manifest = bundle.manifest
     for warning in manifest.warnings:

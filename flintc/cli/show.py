@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flintc.cli.common import Debug, Disabled, SpecArgument, Weights
+from flintc.cli.common import Debug, Disabled, For, SpecArgument, WeightsOrOwn
 
 
 class Format(StrEnum):
@@ -35,7 +35,8 @@ def show_command(
     output: Annotated[Format, typer.Option("--format", help="text, json, dot (all layers) or svg (one layer).")] = (
         Format.text
     ),
-    weights: Weights = "bf16",
+    weights: WeightsOrOwn = None,
+    checkpoint: For = None,
     disable_pass: Disabled = None,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     debug: Debug = False,
@@ -46,7 +47,7 @@ def show_command(
     from flintc.ir.dot import to_dot
     from flintc.ir.svg import to_svg
 
-    graph = api.lower(spec, weights=weights, disable_passes=tuple(disable_pass or ()), stop_after=after)
+    graph = api.lower(spec, weights, tuple(disable_pass or ()), stop_after=after, checkpoint=checkpoint)
     layer = api.check_layer(graph, layer)
     match Format.json if as_json else output:
         case Format.text:

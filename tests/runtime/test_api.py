@@ -66,6 +66,15 @@ def test_equal_seeds_give_equal_models(tmp_path):
     assert not torch.equal(a, c)
 
 
+def test_a_model_of_a_checkpoints_sizes():
+    example = Path(__file__).parents[2] / "examples" / "tiny-flint"
+    model, weights = api.model_of("flint", checkpoint=example / "tiny-flint.gguf")
+    assert (model.dims["hidden"], model.dims["window"], weights) == (192, 65, "nvfp4")
+    assert api.model_of("flint", "bf16", example / "tiny-flint.gguf")[1] == "bf16"
+    assert api.model_of(model, "bf16") == (model, "bf16")
+    assert api.model_of("flint")[0].dims["hidden"] == 2048
+
+
 def test_lowered_graphs():
     baseline = api.lower("tiny-flint", stop_after="baseline")
     assert {len(launch.ops) for launch in baseline.launches} == {1}
