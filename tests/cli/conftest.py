@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from said import Flintc, Said
 
-from flintc import api, cli
+from flintc import cli
 
 
 @pytest.fixture
@@ -33,8 +33,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny checkpoint with a tokenizer."""
-    folder = tmp_path_factory.mktemp("cli") / "checkpoint"
-    api.synth("tiny-flint", folder, sizes={"layers": 3, "vocab": 300}, demo_tokenizer=True)
-    return folder
+def checkpoint() -> Path:
+    """The trained model that comes with the project, as published in BF16; only to be read."""
+    return Path(__file__).parents[2] / "examples" / "tiny-flint"

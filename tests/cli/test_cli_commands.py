@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from said import Flintc
 
 import flintc as package
+from flintc.checkpoint.shipped import shipped_checkpoint
+from flintc.cli import demo
 from flintc.ir.serialize import graph_from_json
 from flintc.passes import PASSES
 
+ROOT = Path(__file__).parents[2]
 KERNEL_FACTS = {"name", "target", "registers", "shared_bytes", "spill_stores", "spill_loads", "num_warps"}
 
 
@@ -52,11 +56,26 @@ def test_ablate_counts_for_a_context_the_model_has(flintc: Flintc) -> None:
         assert json.loads(flintc("ablate", spec, "--json").out)["context"] == context
 
 
-def test_ablate_sets_the_published_counts_beside_ours(flintc: Flintc) -> None:
+def test_the_sizes_and_the_weight_format_of_a_checkpoint(flintc: Flintc, checkpoint: Path, tmp_path: Path) -> None:
+    file = checkpoint / "tiny-flint.gguf"
+    for path, weights, weight in ((checkpoint, "bf16", "bf16[384, 192]"), (file, "nvfp4", "nvfp4[384, 192]")):
+        assert weight in flintc("show", "flint", "--for", path, "--layer", "7").out
+        found = json.loads(flintc("ablate", "flint", "--for", path, "--json").out)
+        assert (found["spec"], found["weights"], found["context"]) == ("flint", weights, 2048)
+        assert len(found["steps"][-1]["launches_per_layer"]) == 8
+    assert json.loads(flintc("ablate", "flint", "--for", file, "--weights", "bf16", "--json").out)["weights"] == "bf16"
+    made = json.loads(flintc("compile", "flint", "--for", file, "-o", tmp_path / "bundle", "--json").out)
+    assert (made["spec"], made["weights"], made["launches"]) == ("flint", "nvfp4", 59)
+    argv = ("generate", file, "--prompt", "import", "--max-tokens", "2", "--temperature", "0", "--json")
+    assert flintc(*argv, "--bundle", tmp_path / "bundle").out == flintc(*argv).out
+
+
+def test_ablate_sets_the_published_counts_beside_ours(flintc: Flintc, checkpoint: Path) -> None:
     text = flintc("ablate", "flint").out
     assert "1,052 -> 345; published: 1,096 -> 346" in text
     assert "\N{HORIZONTAL ELLIPSIS}" not in text, "a cell is cut at 80 columns"
     assert "published" not in flintc("ablate", "tiny-flint").out
+    assert "published" not in flintc("ablate", "flint", "--for", checkpoint).out
 
 
 def test_compile_reports_each_kernel_of_each_target(flintc: Flintc, tmp_path: Path) -> None:
@@ -87,14 +106,14 @@ def test_compile_leaves_out_a_pass(flintc: Flintc, tmp_path: Path) -> None:
 
 
 def test_generate_says_what_the_contract_names(flintc: Flintc, checkpoint: Path) -> None:
-    argv = ("generate", checkpoint, "--prompt", "abc", "--max-tokens", "3", "--seed", "4", "--json")
+    argv = ("generate", checkpoint, "--prompt", "import os", "--max-tokens", "3", "--seed", "4", "--json")
     made = json.loads(flintc(*argv).out)
     assert made.keys() >= {"text", "token_ids", "prompt_tokens", "finish_reason", "path"}
-    assert (made["prompt_tokens"], made["path"], made["seed"]) == (3, "reference", 4)
+    assert (made["prompt_tokens"], made["path"], made["seed"]) == (2, "reference", 4)
     assert len(made["token_ids"]) <= 3 and made["finish_reason"] in ("stop", "length")
     assert json.loads(flintc(*argv).out) == made
     model = package.load(checkpoint)
-    assert list(model.generate("abc", max_tokens=3, seed=4).token_ids) == made["token_ids"]
+    assert list(model.generate("import os", max_tokens=3, seed=4).token_ids) == made["token_ids"]
     assert flintc(*argv[:-1]).out == made["text"] + "\n"
 
 
@@ -129,11 +148,11 @@ def test_chat_goes_through_the_template_and_a_prompt_does_not(flintc: Flintc, ch
 
 
 def test_synth_and_convert_make_checkpoints_that_generate(flintc: Flintc, checkpoint: Path, tmp_path: Path) -> None:
-    sizes = ("--set", "layers=2", "--set", "experts=4")
+    sizes = ("--set", "layers=2", "--set", "experts=4", "--set", "vocab=2048")
     assert flintc("synth", "--spec", "tiny-flint", "--format", "gguf", "-o", tmp_path / "a.gguf", *sizes).code == 0
     assert flintc("convert", checkpoint, "--format", "gguf", "-o", tmp_path / "b.gguf").code == 0
     for name in ("a.gguf", "b.gguf"):
-        argv = ("generate", tmp_path / name, "--tokenizer", checkpoint, "--prompt", "ab", "--max-tokens", "1")
+        argv = ("generate", tmp_path / name, "--tokenizer", checkpoint, "--prompt", "hi", "--max-tokens", "1")
         assert json.loads(flintc(*argv, "--json").out)["prompt_tokens"] == 2
 
 
@@ -141,5 +160,25 @@ def test_demo(flintc: Flintc) -> None:
     said = flintc("demo", "--max-tokens", "1")
     assert said.code == 0, said.err
     assert [line[0] for line in said.out.splitlines() if re.match(r"\d\. ", line)] == list("12345")
-    kernels, torch = map(float, re.findall(r"\d\.\de-\d+", said.out.splitlines()[-1]))
+    (errors,) = (line for line in said.out.splitlines() if "the first 1 tokens are the same" in line)
+    kernels, torch = map(float, re.findall(r"\d\.\de-\d+", errors))
     assert 0 < kernels < 3 * torch
+    shown = [line.removeprefix("   | ") for line in said.out.splitlines() if line.startswith("   | ")]
+    assert shown[0].startswith("import ") and shown[1].startswith(shown[0]), "torch goes on where the kernels stopped"
+    made = package.load(shipped_checkpoint()).generate(demo.SAMPLED, max_tokens=demo.SAMPLED_TOKENS, seed=demo.SEED)
+    assert "\n".join(shown).endswith(f"{demo.SAMPLED}{made.text}")
+
+
+def test_demo_fails_where_kernels_and_torch_disagree(flintc: Flintc, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = package.load(shipped_checkpoint()).generate("class", max_tokens=3, temperature=0.0)
+    monkeypatch.setattr(demo, "_interpret", lambda *args: other)
+    said = flintc("demo", "--json")
+    assert said.code == 1 and "other tokens than torch" in said.err
+    assert json.loads(said.out)["kernels"]["token_ids"] == list(other.token_ids)
+
+
+def test_the_shipped_checkpoint_travels_in_a_wheel() -> None:
+    """The file that a checkout finds is the one that the wheel puts where an installation looks first."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert wheel[str(shipped_checkpoint().relative_to(ROOT))] == "flintc/examples/tiny-flint.gguf"

@@ -101,6 +101,7 @@ def test_json_is_one_object_and_nothing_else(
         (("compile", "tiny-flint", "-o", "{file}"), "exists and is not a bundle"),
         (("ablate", "tiny-flint", "--bandwidth", "nan"), "bandwidth must be positive, not nan"),
         (("ablate", "tiny-flint", "--context", "0"), "--context"),
+        (("show", "flint", "--for", "{empty}"), "config.json: no such file"),
         (("generate", "{empty}/none", "--prompt", "x"), "no such file or folder"),
         (("generate", "{empty}", "--prompt", "x"), "config.json: no such file"),
         (("generate", "{checkpoint}"), "give either --prompt or --chat"),
@@ -132,7 +133,7 @@ def test_bad_usage_and_bad_input_exit_2_with_one_line(
 def test_failed_work_exits_1(flintc: Flintc, checkpoint: Path) -> None:
     said = flintc("generate", checkpoint, "--prompt", "x", "--max-tokens", "9999")
     assert (said.code, said.out) == (1, "")
-    assert "exceed the context limit of 512" in said.err and said.err.count("\n") == 1
+    assert "exceed the context limit of 2048" in said.err and said.err.count("\n") == 1
 
 
 def test_the_systems_errors_name_the_file(flintc: Flintc, tmp_path: Path) -> None:
