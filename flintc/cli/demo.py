@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -149,4 +148,5 @@ def _sample(model: Model, tell: Tell) -> Generation:
 
 
 def _show(prompt: str, made: Generation, tell: Tell) -> None:
-    tell(textwrap.indent(prompt + (made.text or ""), "   | ", lambda line: True))
+    text = prompt + (made.text or "")
+    tell("\n".join(f"   | {line}".rstrip() for line in text.split("\n")))
