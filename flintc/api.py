@@ -147,6 +147,7 @@ def load(
     tokenizer: str | Path | None = None,
     config: str | Path | None = None,
     context: int | None = None,
+    prepared: str | Path | bool | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load a checkpoint.
@@ -156,8 +157,9 @@ def load(
     GPU), or on the CPU ``reference`` (torch, the default there) or ``interpret`` (the generated kernels in Triton's
     interpreter). numerics: ``rounded``, or ``fp32`` for the oracle (reference only). spec: in place of the one that
     the checkpoint's architecture names. tokenizer, config: folders in place of the checkpoint's own. context: most
-    tokens of one sequence (default: the model's; more is done with a warning). progress: told of kernels compiled and
-    of weights loaded.
+    tokens of one sequence (default: the model's; more is done with a warning). prepared: keep a copy of the weights as
+    kernels read them, and load from it next time; in the cache (True) or in a folder. progress: told of kernels
+    compiled and of weights loaded.
 
     On a GPU without a bundle, one for this GPU and the checkpoint's sizes is compiled on first use, and cached.
 
@@ -170,11 +172,13 @@ def load(
         begin_context()  # ahead of importing torch, which takes longer
     from flintc.checkpoint import open_checkpoint
     from flintc.runtime.hub import find_checkpoint
-    from flintc.runtime.loading import find_defaults, find_tokenizer
+    from flintc.runtime.loading import find_defaults, find_tokenizer, load_weights, prepared_root
     from flintc.runtime.model import Model
     from flintc.runtime.storage import make_tables
 
     chosen = _backend(backend, device, numerics)
+    if prepared and numerics == "fp32":
+        raise UsageError("prepared copies are rounded: they are no source for fp32", remedy="load without prepared")
     built = open_bundle(bundle)
     own_config = None if config is None else Path(config)
     checkpoint = open_checkpoint(find_checkpoint(path), own_config)
@@ -187,9 +191,10 @@ def load(
     place = "cpu" if on_gpu is None else "cuda"
     if on_gpu is not None:
         _check_weights_fit(graph)
-    weights = checkpoint.load(graph, bound, place, progress, keep_fp32=numerics == "fp32")
+    copies, keep_fp32 = prepared_root(prepared), numerics == "fp32"
+    weights = load_weights(checkpoint, graph, bound, place, copies, progress, keep_fp32=keep_fp32)
     tables = make_tables(graph, bound, limit, place)
-    notes = list(checkpoint.report.notes)
+    notes = [str(checkpoint.report), *checkpoint.report.notes]
     executor: Executor
     if on_gpu is not None:
         executor = on_device = _cuda_executor(on_gpu, weights, tables, limit)
@@ -197,7 +202,7 @@ def load(
     else:
         executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit)
     defaults = find_defaults(checkpoint, own_config)
-    return Model(executor, _vocab(graph), text, defaults, tuple(notes))
+    return Model(executor, _vocab(graph), text, defaults, tuple(notes), checkpoint.report)
 
 
 def synth(

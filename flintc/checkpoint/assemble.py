@@ -41,9 +41,12 @@ class PackedAssembly:
         _put(self._scales, piece, units, scales)
 
     def put_scale(self, piece: Piece, scale: Tensor) -> None:
-        """f32: one value for all of ``piece``, or one per expert [E]."""
+        """f32: one value for all of ``piece``, one per expert [E], or as many as it has output rows."""
         rows = (self._scale if piece.expert is None else self._scale[piece.expert])[..., piece.rows]
-        rows[:] = scale[:, None] if rows.ndim == 2 and scale.numel() > 1 else scale
+        if scale.numel() == rows.numel():
+            rows[:] = scale.reshape(rows.shape)
+        else:
+            rows[:] = scale[:, None] if rows.ndim == 2 and scale.numel() > 1 else scale
 
     def finish(self) -> Nvfp4:
         """The weight. Its tensor scale has one value per expert (or one in all), or, where the pieces of an expert

@@ -40,12 +40,17 @@ class LoadReport:
 
     used: names of the stored tensors that became weights. notes: one line for everything done to values on the
     way (a rounding, say) and for metadata that was ignored. nbytes: read from files, in seconds of the clock.
+    source: the checkpoint's own files, or a prepared copy of it. weight_bytes: of the weights in memory. device_peak:
+    most GPU memory that torch had given out while they were loaded, in bytes; None on the CPU.
     """
 
     used: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     nbytes: int = 0
     seconds: float = 0.0
+    source: Literal["checkpoint", "prepared"] = "checkpoint"
+    weight_bytes: int = 0
+    device_peak: int | None = None
 
     @property
     def rate(self) -> float:
@@ -53,7 +58,7 @@ class LoadReport:
         return self.nbytes / 1e9 / max(self.seconds, 1e-9)
 
     def __str__(self) -> str:
-        return f"{self.nbytes / 1e9:.3f} GB in {self.seconds:.2f} s: {self.rate:.2f} GB/s"
+        return f"read {self.nbytes / 1e9:.3f} GB in {self.seconds:.2f} s: {self.rate:.2f} GB/s"
 
 
 class Checkpoint(Protocol):

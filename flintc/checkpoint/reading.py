@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flintc.errors import CheckpointError
 
-#: Hashes of prepared copies are taken slice by slice: to change this makes them unreadable (see ``prepared.LAYOUT``).
+#: Prepared copies hold the hashes of slices: who changes this must raise ``prepared.LAYOUT``.
 SLICE_BYTES = 8 << 20
 THREADS = min(8, len(os.sched_getaffinity(0)))
 #: Slices that are read, or wait to be used, at a time.
@@ -43,9 +43,9 @@ class DataFile:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
-        self.status = os.fstat(self._fd)
-        self.size = self.status.st_size
-        if not stat.S_ISREG(self.status.st_mode):
+        status = self.status_now()
+        self.size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
             self.close()
             raise CheckpointError(f"{path}: not a regular file")
 
@@ -57,6 +57,10 @@ class DataFile:
 
     def __del__(self) -> None:
         self.close()
+
+    def status_now(self) -> os.stat_result:
+        """What the system says of the open file."""
+        return os.fstat(self._fd)
 
     def start(self, most: int) -> bytes:
         """Up to ``most`` of the first bytes."""
@@ -91,9 +95,7 @@ class Extent:
 
     def slices(self) -> list[Slice]:
         """The tensor cut along its first axis."""
-        units = self.shape[0] if self.shape else 1
-        step = max(1, SLICE_BYTES * units // max(1, self.nbytes))
-        return [Slice(self, first, min(first + step, units)) for first in range(0, units, step)]
+        return [Slice(self, first, stop) for first, stop in cut(self.shape, self.nbytes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,13 @@ class Slice:
 
     def __str__(self) -> str:
         return f"{self.extent.name}[{self.first}:{self.stop}]"
+
+
+def cut(shape: Sequence[int], nbytes: int) -> list[tuple[int, int]]:
+    """First and last-plus-one unit of each slice of a tensor."""
+    units = shape[0] if shape else 1
+    step = max(1, SLICE_BYTES * units // max(1, nbytes))
+    return [(first, min(first + step, units)) for first in range(0, units, step)]
 
 
 #: Told of the SHA-256 of every slice, by the thread that has read it; what it raises is raised by the reader.

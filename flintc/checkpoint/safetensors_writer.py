@@ -76,16 +76,21 @@ def _cut(planned: Sequence[PlannedTensor], shard_bytes: int) -> list[list[Planne
     return shards
 
 
-def _write_file(path: Path, shard: Sequence[PlannedTensor], source: Iterator[Tensor]) -> None:
+def file_header(planned: Sequence[PlannedTensor]) -> bytes:
+    """What a file that holds ``planned`` begins with; their data follows in that order, without a gap."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for t in shard:
+    for t in planned:
         header[t.name] = {"dtype": DTYPES[t.dtype][0], "shape": t.shape, "data_offsets": (end, end + t.nbytes)}
         end += t.nbytes
     text = json.dumps(header, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _write_file(path: Path, shard: Sequence[PlannedTensor], source: Iterator[Tensor]) -> None:
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(file_header(shard))
         for t in shard:
             tensor = next(source)
             assert tensor.shape == t.shape and tensor.dtype == t.dtype, t.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flintc.bench.memory import AnonymousPeak
 from flintc.cli.common import Debug, Json, emit, progress
 from flintc.errors import UsageError
 
@@ -46,6 +48,10 @@ def generate_command(
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Most tokens, prompt and output together.")] = None,
     backend: Annotated[BackendName | None, typer.Option(help="Default: cuda where there is a GPU.")] = None,
+    prepared: Annotated[
+        bool, typer.Option("--prepared", help="Keep a copy of the weights as kernels read them; use it next time.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell what loading took: GB/s, peaks of memory.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -54,7 +60,8 @@ def generate_command(
 
     if (prompt is None) == (chat is None):
         raise UsageError("give either --prompt or --chat")
-    with progress("loading") as update:
+    peak = AnonymousPeak()
+    with progress("loading") as update, peak if stats else nullcontext():
         model = api.load(
             checkpoint,
             bundle=bundle,
@@ -63,22 +70,54 @@ def generate_command(
             tokenizer=tokenizer,
             config=config,
             context=context,
+            prepared=prepared,
             progress=update,
         )
+    loading = _loading(model, peak.nbytes) if stats else {}
     given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     options: dict[str, Any] = {"max_tokens": max_tokens, **{k: v for k, v in given.items() if v is not None}}
     ids = _prompt_ids(model, prompt, chat)
     if as_json or not sys.stdout.isatty():
         result = model.generate(ids, **options)
-        emit(as_json, asdict(result), lambda: print(result.text))
+        emit(as_json, asdict(result) | ({"loading": loading} if stats else {}), lambda: print(result.text))
+        if not as_json:
+            _show_loading(loading)
         return
     for token in model.stream(ids, **options):
         sys.stdout.write(token.text or "")
         sys.stdout.flush()
     sys.stdout.write("\n")
+    _show_loading(loading)
 
 
 def _prompt_ids(model: Model, prompt: str | None, chat: str | None) -> Sequence[int]:
     if prompt is not None:
         return model.tokenizer.encode(prompt)
     return model.tokenizer.encode_chat([{"role": "user", "content": chat}])
+
+
+def _loading(model: Model, host_peak: int | None) -> dict[str, Any]:
+    """What loading took: bytes, seconds, GB/s."""
+    assert model.loaded is not None
+    report = model.loaded
+    return {
+        "source": report.source,
+        "bytes_read": report.nbytes,
+        "seconds": report.seconds,
+        "gb_per_s": report.rate,
+        "weight_bytes": report.weight_bytes,
+        "device_peak_bytes": report.device_peak,
+        "host_peak_anonymous_bytes": host_peak,
+        "notes": list(model.notes),
+    }
+
+
+def _show_loading(loading: dict[str, Any]) -> None:
+    """The same for people, on stderr: stdout is the text's."""
+    if not loading:
+        return
+    peaks = {"GPU": loading["device_peak_bytes"], "host (anonymous)": loading["host_peak_anonymous_bytes"]}
+    said = [f"{where} {nbytes / 1e9:.3f} GB" for where, nbytes in peaks.items() if nbytes is not None]
+    lines = [*loading["notes"], f"weights take {loading['weight_bytes'] / 1e9:.3f} GB; peak while loading: "]
+    lines[-1] += ", ".join(said)
+    sys.stderr.writelines(f"{line}\n" for line in lines)

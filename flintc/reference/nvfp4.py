@@ -47,6 +47,11 @@ class Nvfp4:
         """Where the codes live."""
         return self.codes.device
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.codes.nbytes + self.scales.nbytes + self.scale.nbytes
+
     def to(self, device: torch.device | str) -> Nvfp4:
         """The same weight on another device."""
         return Nvfp4(self.codes.to(device), self.scales.to(device), self.scale.to(device))

@@ -1,15 +1,59 @@
-"""What a checkpoint says besides its weights: tokenizer, chat template, generation defaults."""
+"""What a model takes from a checkpoint: weights, tokenizer, chat template, generation defaults."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from flintc.checkpoint import Checkpoint
+from flintc.checkpoint.checkpoint import Progress
 from flintc.checkpoint.gguf_tokenizer import tokenizer_from_gguf
+from flintc.codegen.cache import cache_root
 from flintc.errors import TokenizerError
+from flintc.ir.graph import Graph
+from flintc.reference import Nvfp4
 from flintc.runtime.chat import ChatTemplate
 from flintc.runtime.generation import GenerationDefaults, read_defaults
 from flintc.runtime.tokenizer import Tokenizer, load_tokenizer
+from flintc.spec import BoundModel
+
+
+def prepared_root(prepared: str | Path | bool | None) -> Path | None:
+    """Where prepared copies of weights are kept: the folder given, the cache's own for True, None for no copies."""
+    if prepared is True:
+        return cache_root() / "prepared"
+    return Path(prepared) if prepared else None
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    graph: Graph,
+    model: BoundModel,
+    device: str,
+    prepared: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    keep_fp32: bool = False,
+) -> dict[str, Tensor | Nvfp4]:
+    """Every weight of ``graph`` on ``device``, and in ``checkpoint.report`` what that took.
+
+    prepared: the folder of prepared copies to read from, or to keep one in; not with ``keep_fp32``.
+    """
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    if prepared is None:
+        weights = checkpoint.load(graph, model, device, progress, keep_fp32=keep_fp32)
+    else:
+        from flintc.checkpoint.prepared import load_prepared
+
+        assert not keep_fp32
+        weights = load_prepared(checkpoint, graph, model, prepared, device, progress)
+    checkpoint.report.weight_bytes = sum(weight.nbytes for weight in weights.values())
+    if device == "cuda":
+        checkpoint.report.device_peak = torch.cuda.max_memory_allocated()
+    return weights
 
 
 def find_tokenizer(

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from flintc.checkpoint import LoadReport
 from flintc.errors import CapacityError, TokenizerError, UsageError
 from flintc.runtime.batch import Event, run_requests
 from flintc.runtime.chat import Message
@@ -25,6 +26,7 @@ class Model:
 
     vocab: rows of the output head. tokenizer: or the reason why there is none, raised by calls that need text;
     without one no id is masked and results have no text. notes: what loading did to the weights, one line each.
+    loaded: what it took; None where the weights came from elsewhere.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class Model:
         tokenizer: Tokenizer | TokenizerError,
         defaults: GenerationDefaults | None = None,
         notes: tuple[str, ...] = (),
+        loaded: LoadReport | None = None,
     ) -> None:
         self.executor = executor
         self.vocab = vocab
         self.defaults = defaults or GenerationDefaults()
         self.notes = notes
+        self.loaded = loaded
         if isinstance(tokenizer, Tokenizer) and tokenizer.count > vocab:
             tokenizer = TokenizerError(f"the tokenizer has {tokenizer.count} ids, the model {vocab}")
         self._tokenizer = tokenizer
