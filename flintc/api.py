@@ -125,15 +125,17 @@ def _build(
     """A bundle of ``model``, proved and compiled, in memory."""
     from flintc.bundle import build_bundle
     from flintc.codegen.aot import compile_kernels
+    from flintc.codegen.general import with_general
     from flintc.codegen.lint import check_compiled
     from flintc.codegen.planner import plan
     from flintc.codegen.sampler import with_sampler
     from flintc.safety import check_plan
 
-    made = with_sampler(plan(run_passes(model, weights, disable_passes).graph))
+    made = with_general(with_sampler(plan(run_passes(model, weights, disable_passes).graph)))
     check_plan(made)
-    compiled = compile_kernels(made.kernels.values(), targets, progress=progress)
-    check_compiled(made.kernels, compiled.values(), machine_code=False)
+    compiled = compile_kernels(made.all_kernels.values(), targets, progress=progress)
+    step = [c for c in compiled.values() if c.kernel in made.kernels]
+    check_compiled(made.kernels, step, machine_code=False)
     return build_bundle(made, compiled, _origin(model.spec, weights, disable_passes, batches))
 
 

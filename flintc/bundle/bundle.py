@@ -65,7 +65,7 @@ def build_bundle(plan: Plan, compiled: Mapping[tuple[str, str], CompiledKernel],
     each of its targets and nothing else.
     """
     targets = tuple(sorted({target for _, target in compiled}))
-    if not targets or set(compiled) != {(name, target) for name in plan.kernels for target in targets}:
+    if not targets or set(compiled) != {(name, target) for name in plan.all_kernels for target in targets}:
         raise VerificationError("the compiled kernels are not those of the plan, each for the same targets")
     manifest = Manifest(
         spec=origin.spec,
@@ -103,7 +103,7 @@ def load_bundle(path: Path) -> Bundle:
         manifest = parse_manifest(folder.read(MANIFEST), str(path / MANIFEST))
         content = _verified(folder, manifest)
     plan = _parse_plan(content[PLAN], path / PLAN)
-    expected = {(name, target) for name in plan.kernels for target in manifest.targets}
+    expected = {(name, target) for name in plan.all_kernels for target in manifest.targets}
     if {(k.name, k.target) for k in manifest.kernels} != expected:
         raise BundleError(f"the bundle {path} contradicts itself: its manifest and its plan name different kernels")
     try:
@@ -148,7 +148,7 @@ def _parse_plan(data: bytes, path: Path) -> Plan:
 def _content(plan: Plan, compiled: Mapping[tuple[str, str], CompiledKernel]) -> dict[str, bytes]:
     """Every file but the manifest."""
     files = {PLAN: json.dumps(plan_to_json(plan), separators=(",", ":")).encode() + b"\n"}
-    for name, kernel in plan.kernels.items():
+    for name, kernel in plan.all_kernels.items():
         files[f"kernels/{name}.py"] = kernel.source.encode()
     for c in compiled.values():
         record = _record(c)

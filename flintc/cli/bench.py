@@ -9,8 +9,10 @@ import typer
 from rich.table import Table
 
 from flintc.cli.common import Debug, Json, SpecArgument, Weights, emit, progress, stdout
+from flintc.errors import UsageError
 
 if TYPE_CHECKING:
+    from flintc.bench.prefill import PrefillReport
     from flintc.bench.step_report import StepReport
 
 
@@ -18,6 +20,7 @@ def register(app: typer.Typer) -> None:
     """Add the command group to ``app``."""
     group = typer.Typer(help="Times on the GPU, beside a read ceiling measured in the same run.", no_args_is_help=True)
     group.command("forward")(forward_command)
+    group.command("prefill")(prefill_command)
     app.add_typer(group, name="bench")
 
 
@@ -57,5 +60,52 @@ def _show(found: StepReport) -> None:
         f"{found.spec}, {found.weights}, {found.context:,} tokens, batch {found.batch}; read ceiling "
         f"{found.ceiling / 1e12:.2f} TB/s on {found.gpu}; {found.launches} launches by the profiler. A launch that "
         "starts early counts its wait: kernels' times add up to more than the step's.",
+        highlight=False,
+    )
+
+
+def prefill_command(
+    spec: SpecArgument,
+    weights: Weights = "bf16",
+    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    tokens: Annotated[str, typer.Option(help="Lengths of the prompts, by commas.")] = "1024,8192,32768",
+    chunk: Annotated[int | None, typer.Option(min=1, help="Most tokens in a chunk (default: the runtime's).")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each prompt.")] = 3,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time prompts of SPEC with synthetic weights and random tokens, and the share of each kind of routine."""
+    from flintc.bench.prefill import measure_prefill
+
+    with progress("measuring"):
+        found = measure_prefill(spec, weights, bundle, _lengths(tokens), chunk, repeats)
+    emit(as_json, found.to_json(), lambda: _show_prefill(found))
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = [0]
+    if min(lengths) < 1:
+        raise UsageError(f"--tokens is {text!r}: expected lengths such as 1024,8192")
+    return lengths
+
+
+def _show_prefill(found: PrefillReport) -> None:
+    times = Table("tokens", "ms", "tokens/s", "us a token", "% of tensor peak", "GB at most", "rows an expert got")
+    for p in found.prompts:
+        times.add_row(f"{p.tokens:,}", f"{p.ms:.1f}", f"{p.tokens * 1e3 / p.ms:,.0f}", f"{p.ms * 1e3 / p.tokens:.2f}",
+                      f"{p.share:.0%}", f"{p.peak_bytes / 1e9:.2f}", " ".join(map(str, p.loads)))  # fmt: skip
+    stdout.print(times)
+    kinds = sorted({kind for p in found.prompts for kind in p.kinds})
+    shares = Table("routine", *(f"{p.tokens:,}" for p in found.prompts))
+    for kind in kinds:
+        shares.add_row(kind, *(f"{p.kinds[kind]:.2f} ms, {p.kinds[kind] / sum(p.kinds.values()):.0%}"
+                               for p in found.prompts))  # fmt: skip
+    stdout.print(shares)
+    stdout.print(
+        f"{found.spec}, {found.weights}, chunks of {found.chunk:,}; tensor peak {found.peak / 1e12:.0f} TFLOP/s on "
+        f"{found.gpu}, a square product. Rows an expert got: least, quarters, most, in the first chunk.",
         highlight=False,
     )

@@ -155,12 +155,37 @@ class Sampler:
     most: int
 
 
+RoutineKind = Literal["embed", "norm", "linear", "heads", "attention", "silu", "experts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """Ops that the general path serves together: ``kind`` says how, ``kernels`` which kernels by what they are for."""
+
+    name: str
+    kind: RoutineKind
+    ops: tuple[str, ...]
+    kernels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """How prompts run: routines over any number of rows of one sequence, in order, each op of the graph in one.
+
+    Its kernels are launched one after the other, without dependent launch.
+    """
+
+    kernels: Mapping[str, Kernel]
+    routines: tuple[Routine, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything needed to run one forward step.
 
     buffers: by name; ``placement`` maps each activation that lives in device memory to its buffer.
     sampler: its kernels are among ``kernels``, its launches not among ``launches``.
+    general: None where prompts run as steps; its kernels are not among ``kernels``.
     """
 
     graph: Graph
@@ -170,3 +195,9 @@ class Plan:
     placement: Mapping[str, str]
     scratch: Mapping[str, Scratch]
     sampler: Sampler | None = None
+    general: General | None = None
+
+    @property
+    def all_kernels(self) -> Mapping[str, Kernel]:
+        """Kernels of the step and of the general path, by name."""
+        return {**self.kernels, **(self.general.kernels if self.general is not None else {})}

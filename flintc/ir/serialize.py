@@ -18,11 +18,14 @@ from flintc.ir.plan import (
     Buffer,
     Effect,
     EffectKind,
+    General,
     Kernel,
     Param,
     ParamType,
     Plan,
     PlannedLaunch,
+    Routine,
+    RoutineKind,
     Sampler,
     Scratch,
 )
@@ -38,6 +41,7 @@ _VALUE_KINDS = get_args(ValueKind)
 _CROSSINGS = get_args(CrossingKind)
 _PARAM_TYPES = get_args(ParamType)
 _EFFECT_KINDS = get_args(EffectKind)
+_ROUTINE_KINDS = get_args(RoutineKind)
 _ARG_KINDS = ("value", "part", "scratch", "symbol")
 _TRIGGERS = ("early", "late")
 
@@ -227,7 +231,10 @@ def plan_to_json(plan: Plan) -> Json:
         "buffers": [{"name": b.name, "types": [_type_to_json(t) for t in b.types]} for b in plan.buffers.values()],
         "placement": dict(plan.placement),
         "scratch": _memory_to_json(plan.scratch),
-        **_given(sampler=plan.sampler and _sampler_to_json(plan.sampler)),
+        **_given(
+            sampler=plan.sampler and _sampler_to_json(plan.sampler),
+            general=plan.general and _general_to_json(plan.general),
+        ),
     }
 
 
@@ -238,6 +245,13 @@ def _memory_to_json(memory: Mapping[str, Scratch]) -> list[Json]:
 def _sampler_to_json(sampler: Sampler) -> Json:
     launches = [_planned_to_json(x) for x in sampler.launches]
     return {"launches": launches, "memory": _memory_to_json(sampler.memory), "most": sampler.most}
+
+
+def _general_to_json(general: General) -> Json:
+    routines = [
+        {"name": r.name, "kind": r.kind, "ops": list(r.ops), "kernels": dict(r.kernels)} for r in general.routines
+    ]
+    return {"kernels": [_kernel_to_json(k) for k in general.kernels.values()], "routines": routines}
 
 
 def _kernel_to_json(kernel: Kernel) -> Json:
@@ -267,7 +281,8 @@ def _planned_to_json(launch: PlannedLaunch) -> Json:
 # JSON -> Plan
 
 _PLAN = frozenset({"graph", "kernels", "launches", "buffers", "placement", "scratch"})
-_PLAN_MORE = frozenset({"sampler"})
+_PLAN_MORE = frozenset({"sampler", "general"})
+_GENERAL, _ROUTINE = frozenset({"kernels", "routines"}), frozenset({"name", "kind", "ops", "kernels"})
 _SAMPLER = frozenset({"launches", "memory", "most"})
 _KERNEL = frozenset(
     {"name", "source", "params", "constants", "num_warps", "num_stages", "waits", "max_registers", "paths"}
@@ -293,7 +308,8 @@ def plan_from_json(data: Any) -> Plan:
     refs = {"value": graph.values, "part": graph.values, "scratch": scratch, "symbol": SYMBOLS}
     launches = tuple(_named(at["launches"], lambda c: _planned(c, kernels, refs), "launch").values())
     sampler = _sampler(at["sampler"], kernels, refs) if "sampler" in at.data else None
-    return Plan(graph, kernels, launches, buffers, placement, scratch, sampler)
+    general = _general(at["general"], graph, kernels) if "general" in at.data else None
+    return Plan(graph, kernels, launches, buffers, placement, scratch, sampler, general)
 
 
 def _sampler(at: Cursor, kernels: Mapping[str, Kernel], refs: Mapping[str, Any]) -> Sampler:
@@ -305,6 +321,26 @@ def _sampler(at: Cursor, kernels: Mapping[str, Kernel], refs: Mapping[str, Any])
         if kernels[launch.kernel].waits:
             item.fail("a sampler's kernel must not wait")
     return Sampler(launches, memory, at["most"].whole())
+
+
+def _general(at: Cursor, graph: Graph, others: Mapping[str, Kernel]) -> General:
+    at.record(_GENERAL)
+    kernels = _named(at["kernels"], _kernel, "kernel")
+    for item, kernel in zip(at["kernels"], kernels.values(), strict=True):
+        if kernel.name in others or kernel.waits:
+            item.fail("a kernel of the general path has a name of its own and does not wait")
+    routines = tuple(_named(at["routines"], lambda c: _routine(c, graph, kernels), "routine").values())
+    served = [op for routine in routines for op in routine.ops]
+    if len(served) != len(graph.ops) or set(served) != set(graph.ops):
+        at["routines"].fail("the routines do not serve every op exactly once")
+    return General(kernels, routines)
+
+
+def _routine(at: Cursor, graph: Graph, kernels: Mapping[str, Kernel]) -> Routine:
+    at.record(_ROUTINE)
+    ops = tuple(op.known(graph.ops, "op") for op in at["ops"])
+    used = {purpose: name.known(kernels, "kernel") for purpose, name in at["kernels"].members()}
+    return Routine(at["name"].text(), at["kind"].one_of(_ROUTINE_KINDS), ops, used)
 
 
 def _kernel(at: Cursor) -> Kernel:

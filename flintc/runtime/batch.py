@@ -1,4 +1,6 @@
-"""Runs requests together: prompts one by one, then one row per request in each step.
+"""Runs requests together: prompts one by one, and one row per request in each step.
+
+Between two pieces of a prompt the requests that are under way get a step, so that it delays them by a piece at most.
 
 A request's tokens are the same whatever runs beside it: its prompt is cut by its own length, its rows do not see
 the others', and its random numbers follow from its own seed and positions.
@@ -47,20 +49,34 @@ def run_requests(executor: Executor, requests: Sequence[Request], vocab: int | N
     """
     waiting = deque(enumerate(requests))
     running: list[Running] = []
+    entering: _Entering | None = None
     decoding = Decoding(executor, vocab)
     try:
-        while waiting or running:
-            while waiting and (executor.kv.fits(waiting[0][1].limit) or not running):
+        while waiting or running or entering:
+            if entering is None and waiting and (executor.kv.fits(waiting[0][1].limit) or not running):
                 number, request = waiting.popleft()
                 one = Running(number, request, executor.kv.add(request.limit))
-                running.append(one)
-                yield decoding.begin(one, request.prompt)
-                _retire(executor, running)
+                entering = _Entering(one, decoding.begin(one, request.prompt))
+            if entering is not None:
+                event = next(entering.pieces)
+                if event is not None:
+                    running.append(entering.one)
+                    entering = None
+                    yield event
+                    _retire(executor, running)
             yield from decoding.advance(running)
             _retire(executor, running)
     finally:
-        for one in running:
+        for one in (*running, *([entering.one] if entering else [])):
             executor.kv.finish(one.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entering:
+    """A request whose prompt is being processed, and what remains to be done of it."""
+
+    one: Running
+    pieces: Iterator[Event | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +99,28 @@ class Decoding:
         self._executor = executor
         self._vocab = vocab
         self._ahead: _Started | None = None
+        # Whether the executor still holds the tokens of the last step started here as the inputs of the next.
+        self._undisturbed = False
 
-    def begin(self, one: Running, prompt: Sequence[int]) -> Event:
-        """Process what is left of a request's prompt and choose its first token."""
+    def begin(self, one: Running, prompt: Sequence[int]) -> Iterator[Event | None]:
+        """Process what is left of a request's prompt piece by piece: None after each but the last, then a token."""
         executor, params = self._executor, one.request.params
+        sampled: Sampled | None = None
         if isinstance(executor, ChoosingExecutor):
-            sampled = prefill_and_choose(executor, one.slot, prompt, params, self._vocab)
+            for sampled in prefill_and_choose(executor, one.slot, prompt, params, self._vocab):
+                self._undisturbed = False
+                if sampled is None:
+                    yield None
         else:
-            logits = prefill(executor, one.slot, prompt)
-            sampled = _sample(logits, [one], [executor.kv.length(one.slot)], self._vocab)
+            length = executor.kv.length(one.slot) + len(prompt)
+            for logits in prefill(executor, one.slot, prompt):
+                if executor.kv.length(one.slot) < length:
+                    yield None
+                else:
+                    sampled = _sample(logits, [one], [length], self._vocab)
+        assert sampled is not None
         (event,) = _events([one], [executor.kv.length(one.slot)], sampled)
-        return event
+        yield event
 
     def advance(self, running: Sequence[Running]) -> Iterator[Event]:
         """One more token for each running request, or for those that the step ahead serves."""
@@ -118,13 +145,14 @@ class Decoding:
         slots, params = [one.slot for one in group], [one.request.params for one in group]
         tokens = None if ahead else [one.token for one in group]
         choice = executor.choose(tokens, positions, slots, params, self._vocab)
+        self._undisturbed = True
         return _Started(group, tuple(p + 1 for p in positions), choice)
 
     def _finish(self, executor: ChoosingExecutor, started: _Started, running: Sequence[Running]) -> list[Event]:
         """The tokens of a step, and the same rows' next step started if it is sure to be wanted."""
         self._ahead = None
         last = any(one.made + 1 >= one.request.max_tokens for one in started.group)
-        if not last and started.group == tuple(running):
+        if not last and started.group == tuple(running) and self._undisturbed:
             self._ahead = self._start(executor, started.group, True)
         return _events(started.group, started.positions, started.choice.wait())
 

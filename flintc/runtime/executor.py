@@ -66,11 +66,33 @@ class ChoosingExecutor(Executor, Protocol):
         ...
 
 
-def path_of(executor: Executor, params: SamplingParams) -> str:
-    """How ``executor`` runs a request that chooses so."""
+@runtime_checkable
+class PromptExecutor(Executor, Protocol):
+    """An executor with a path of its own for prompts: chunks of many rows, which may go on between other steps."""
+
+    prompt_path: str
+
+    def takes(self, tokens: int) -> bool:
+        """Whether that many next tokens of a sequence are worth that path."""
+        ...
+
+    def prompt(self, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
+        """Process the next tokens of ``slot``, a chunk each time: yields what the output head reads of its rows."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Logits of the rows of ``hidden``, some at a time: f32[rows, vocab] where the executor computes."""
+        ...
+
+
+def path_of(executor: Executor, params: SamplingParams, prompt: int) -> str:
+    """How ``executor`` runs a request that chooses so, after ``prompt`` tokens."""
+    path = executor.path
+    if isinstance(executor, PromptExecutor) and executor.takes(prompt - 1):
+        path = executor.prompt_path
     if isinstance(executor, ChoosingExecutor) and not executor.serves(params):
-        return f"{executor.path}, tokens chosen by torch"
-    return executor.path
+        return f"{path}, tokens chosen by torch"
+    return path
 
 
 def slices(executor: Executor, slot: int, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], range]]:
@@ -84,33 +106,46 @@ def slices(executor: Executor, slot: int, ids: Sequence[int]) -> Iterator[tuple[
         yield part, executor.kv.extend(slot, len(part))
 
 
-def prefill(executor: Executor, slot: int, ids: Sequence[int]) -> Tensor:
-    """Process the next tokens of ``slot`` and return the logits of the last: f32[1, vocab]."""
+def prefill(executor: Executor, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
+    """Process the next tokens of ``slot``, a slice each time; last come the logits of the last token: f32[1, vocab]."""
     last = executor.kv.length(slot) + len(ids) - 1
-    logits = torch.empty(0)
     for part, positions in slices(executor, slot, ids):
         rows = [len(part) - 1] if positions[-1] == last else []
-        logits = executor.step(part, positions, [slot] * len(part), logits_rows=rows)
-    return logits
+        yield executor.step(part, positions, [slot] * len(part), logits_rows=rows)
 
 
 def prefill_and_choose(
     executor: ChoosingExecutor, slot: int, ids: Sequence[int], params: SamplingParams, vocab: int | None
-) -> Sampled:
-    """Process the next tokens of ``slot`` and choose the one after the last."""
+) -> Iterator[Sampled | None]:
+    """Process the next tokens of ``slot`` piece by piece; None after each but the last, which chooses what follows.
+
+    After chunks the last token is a step by itself, since steps are what chooses.
+    """
+    if isinstance(executor, PromptExecutor) and executor.takes(len(ids) - 1):
+        for _ in executor.prompt(slot, ids[:-1]):
+            yield None
+        ids = ids[-1:]
     last = executor.kv.length(slot) + len(ids) - 1
     for part, positions in slices(executor, slot, ids):
         seqs = [slot] * len(part)
         if positions[-1] != last:
             executor.step(part, positions, seqs, logits_rows=[])
-    made = executor.choose(part, positions, seqs, [*[None] * (len(part) - 1), params], vocab).wait()
-    return Sampled(made.ids[-1:], made.logprobs[-1:])
+            yield None
+        else:
+            made = executor.choose(part, positions, seqs, [*[None] * (len(part) - 1), params], vocab).wait()
+            yield Sampled(made.ids[-1:], made.logprobs[-1:])
+
+
+def logits_of(executor: Executor, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
+    """Process the next tokens of ``slot``; yields the logits of each, some tokens at a time: f32[tokens, vocab]."""
+    if isinstance(executor, PromptExecutor) and executor.takes(len(ids)):
+        for hidden in executor.prompt(slot, ids):
+            yield from executor.logits(hidden)
+        return
+    for part, positions in slices(executor, slot, ids):
+        yield executor.step(part, positions, [slot] * len(part), logits_rows=range(len(part)))
 
 
 def forward(executor: Executor, slot: int, ids: Sequence[int]) -> Tensor:
-    """Process the next tokens of ``slot`` and return the logits of each: f32[len(ids), vocab]."""
-    pieces = [
-        executor.step(part, positions, [slot] * len(part), logits_rows=range(len(part)))
-        for part, positions in slices(executor, slot, ids)
-    ]
-    return torch.cat(pieces)
+    """Process the next tokens of ``slot`` and return the logits of each: f32[len(ids), vocab] on the CPU."""
+    return torch.cat([part.cpu() for part in logits_of(executor, slot, ids)])

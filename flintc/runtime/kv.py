@@ -170,16 +170,18 @@ class KvCache:
         self._sequences[slot] = _Sequence(limit)
         return slot
 
-    def extend(self, slot: int, rows: int) -> range:
+    def extend(self, slot: int, rows: int, *, sliced: bool = True) -> range:
         """Make room for the next ``rows`` tokens of ``slot`` and return the positions they take.
 
+        sliced: all rows are written before any attends, so that a ring bounds their number; otherwise the caller
+        attends first, and writes what the ring then keeps.
         CapacityError: beyond the sequence's limit, or more rows than a ring can take in one step.
         """
         sequence = self._sequences[slot]
         positions = range(sequence.length, sequence.length + rows)
         if positions.stop > sequence.limit:
             raise CapacityError(f"{positions.stop} tokens do not fit the {sequence.limit} that the sequence asked for")
-        if self.layout.rows is not None and rows > self.layout.rows:
+        if sliced and self.layout.rows is not None and rows > self.layout.rows:
             raise CapacityError(f"{rows} rows of one sequence in a step; the window's ring takes {self.layout.rows}")
         while len(sequence.pages) < self._pages_for(positions.stop):
             self._append_page(slot, sequence)

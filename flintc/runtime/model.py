@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from flintc.checkpoint import LoadReport
 from flintc.errors import CapacityError, TokenizerError, UsageError
 from flintc.runtime.batch import Event, run_requests
 from flintc.runtime.chat import Message
-from flintc.runtime.executor import Executor, forward, path_of
+from flintc.runtime.executor import Executor, logits_of, path_of
 from flintc.runtime.generation import Generation, GenerationDefaults, Options, Request, Token
 from flintc.runtime.session import Session
 from flintc.runtime.tokenizer import Tokenizer
@@ -70,9 +71,32 @@ class Model:
         UsageError: no tokens, or ids outside the vocabulary. CapacityError: more tokens than the context.
         """
         ids = self._ids(token_ids)
+        logits = torch.empty((len(ids), self.vocab))
+        for first, part in self._logits(ids):
+            logits[first : first + len(part)] = part
+        return logits
+
+    def logprobs(self, token_ids: Sequence[int]) -> Tensor:
+        """Log-probability of each token after the first, given those before it: f32[T - 1] on the CPU.
+
+        Needs no memory for the logits of all positions. Errors are those of :meth:`forward`.
+        """
+        ids = self._ids(token_ids)
+        found = [torch.empty(0)]
+        for first, part in self._logits(ids):
+            following = torch.tensor(ids[first + 1 : first + 1 + len(part)], device=part.device)
+            given = part[: len(following), : self.sampled_vocab].log_softmax(-1)
+            found.append(given.gather(1, following[:, None])[:, 0].cpu())
+        return torch.cat(found)
+
+    def _logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """Logits of a prompt, some positions at a time, each with the first of them."""
         slot = self.executor.kv.add(len(ids))
         try:
-            return forward(self.executor, slot, ids)
+            first = 0
+            for part in logits_of(self.executor, slot, ids):
+                yield first, part
+                first += len(part)
         finally:
             self.executor.kv.finish(slot)
 
@@ -143,8 +167,8 @@ class Model:
         ids = tuple(event.token for event in events)
         logprobs = tuple(event.logprob for event in events)
         return Generation(
-            ids, self.text(request, ids), len(request.prompt), finish, path_of(self.executor, request.params),
-            request.params.seed, logprobs, reused,
+            ids, self.text(request, ids), len(request.prompt), finish,
+            path_of(self.executor, request.params, len(request.prompt) - reused), request.params.seed, logprobs, reused,
         )  # fmt: skip
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:

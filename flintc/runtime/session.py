@@ -44,7 +44,7 @@ class Session:
         one, decoding = Running(0, request, self._slot), Decoding(model.executor, model.sampled_vocab)
         events: list[Event] = []
         try:
-            events.append(decoding.begin(one, request.prompt[kept:]))
+            events += [event for event in decoding.begin(one, request.prompt[kept:]) if event is not None]
             while not finished(one):
                 events += decoding.advance([one])
         finally:

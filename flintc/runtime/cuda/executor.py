@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,14 @@ from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Upload
 from flintc.runtime.kv import KvCache, KvLayout
+from flintc.runtime.prefill.launch import CudaLaunch
+from flintc.runtime.prefill.memory import chunk_bytes
+from flintc.runtime.prefill.path import CHUNK, GeneralPath
 from flintc.runtime.sampling import SamplingParams
 from flintc.runtime.storage import KvStorage, rows_of_tables
+
+#: Tokens from which on a prompt takes the general path rather than steps of the fast one.
+SHORTEST_PROMPT = 48
 
 _ROW_INPUTS = ("ids", "positions", "seqs")
 
@@ -26,7 +32,7 @@ class CudaExecutor:
     batches: row counts that get a CUDA graph, captured on first use; other counts are padded up with rows that have
     no sequence. context, slots, pages: see :class:`KvCache`; the whole cache is allocated here, since a captured
     graph holds its address. pages default to what the GPU's free memory allows; CapacityError where that is too few.
-    dependent: see :class:`DeviceStep`.
+    chunk: most tokens of a prompt in one chunk of the general path. dependent: see :class:`DeviceStep`.
     """
 
     def __init__(
@@ -39,17 +45,17 @@ class CudaExecutor:
         slots: int,
         batches: Sequence[int] = (1, 2, 4, 8),
         pages: int | None = None,
+        chunk: int = CHUNK,
         *,
         dependent: bool = True,
     ) -> None:
         layout = KvLayout.from_graph(plan.graph)
         self.rows = max(batches)
-        #: A prompt is processed as steps of the fast path: see docs/runtime-gpu.md.
         self.path = f"cuda, prompt in slices of {self.rows} rows"
         device = next(iter(weights.values())).device
         symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
         if pages is None:
-            workspace = workspace_bytes(plan, {**symbols, "B": self.rows})
+            workspace = workspace_bytes(plan, {**symbols, "B": self.rows}) + _chunk_bytes(plan, chunk, context)
             pages = pool_pages(layout, context, slots, _free_bytes(device) - workspace)
         self.kv = KvCache(layout, context, slots, pages)
         self._storage = KvStorage(self.kv, torch.bfloat16, device, whole=True)
@@ -58,6 +64,12 @@ class CudaExecutor:
         inputs = dict(zip(_ROW_INPUTS, rows, strict=True))
         given = {**weights, **tables, **self._storage.tensors, **block_tables, **inputs}
         self._step = DeviceStep(plan, compiled, given, {**symbols, "P": pages}, batches, dependent=dependent)
+        self.general: GeneralPath | None = None
+        if plan.general is not None:
+            launch = CudaLaunch(plan.general.kernels, compiled)
+            self.general = GeneralPath(plan, launch, self._step.tensors, self.kv, chunk)
+            self.prompt_path = f"cuda, prompt in chunks of {chunk} rows"
+        self._chunk_bytes = _chunk_bytes(plan, chunk, context)
         self._logits = plan.graph.outputs[0]
         self._chooser = Chooser(self._step, self._step.value(self._logits, 1).shape[1])
         self._write_rows = Upload(rows)
@@ -67,8 +79,8 @@ class CudaExecutor:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of GPU memory besides the weights: KV pool, rings, block tables, workspace."""
-        return {**self.kv.nbytes(), "workspace": self._step.workspace_bytes}
+        """Bytes of GPU memory besides the weights: KV pool, rings, block tables, workspace, and most of a chunk."""
+        return {**self.kv.nbytes(), "workspace": self._step.workspace_bytes, "prompt chunk": self._chunk_bytes}
 
     @property
     def note(self) -> str:
@@ -85,6 +97,20 @@ class CudaExecutor:
         if not logits_rows:
             return torch.empty(0)
         return self._step.value(self._logits, self._batch)[list(logits_rows)].cpu()
+
+    def takes(self, tokens: int) -> bool:
+        """See :class:`~flintc.runtime.executor.PromptExecutor`."""
+        return self.general is not None and tokens >= SHORTEST_PROMPT
+
+    def prompt(self, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
+        """See :class:`~flintc.runtime.executor.PromptExecutor`."""
+        assert self.general is not None
+        return self.general.chunks(slot, ids)
+
+    def logits(self, hidden: Tensor) -> Iterator[Tensor]:
+        """See :class:`~flintc.runtime.executor.PromptExecutor`."""
+        assert self.general is not None
+        return self.general.logits(hidden)
 
     def serves(self, params: SamplingParams) -> bool:
         """See :class:`~flintc.runtime.executor.ChoosingExecutor`."""
@@ -120,6 +146,10 @@ class CudaExecutor:
             self._tables_written = self.kv.changes
             for name, write in self._write_tables.items():
                 write(self.kv.tables[name])
+
+
+def _chunk_bytes(plan: Plan, rows: int, context: int) -> int:
+    return 0 if plan.general is None else chunk_bytes(plan.graph, plan.general, min(rows, context), context)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -1,0 +1,93 @@
+"""The general path: runs a chunk of a prompt through a plan's routines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flintc.ir.plan import Plan, Routine
+from flintc.reference.nvfp4 import Nvfp4
+from flintc.runtime.kv import KvCache
+from flintc.runtime.prefill.chunk import Chunk, make_chunk
+from flintc.runtime.prefill.launch import Launch
+from flintc.runtime.prefill.products import full_sums
+from flintc.runtime.prefill.routines import ROUTINES, Given, linear
+
+#: Rows of one chunk: the most that a prompt delays those who decode.
+CHUNK = 8192
+#: Rows whose logits are held at once.
+LOGITS_ROWS = 512
+
+
+class GeneralPath:
+    """Runs chunks of prompts from ``plan.general``.
+
+    given: every weight, table and cache by value name (caches by their first versions), packed weights with a scale per
+    row; all on one device. ``observe`` is told of each routine once it is enqueued, and of the activations there are.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        launch: Launch,
+        given: Mapping[str, Tensor | Nvfp4],
+        kv: KvCache,
+        chunk: int = CHUNK,
+    ) -> None:
+        assert plan.general is not None
+        self.chunk = chunk
+        self.observe: Callable[[Routine, Mapping[str, Tensor]], None] | None = None
+        self._plan = plan
+        self._kv = kv
+        self._given = Given(plan, launch, given)
+        self._device = next(t.device for t in given.values())
+        head = plan.graph.head
+        self._body = [r for r in plan.general.routines if not head.issuperset(r.ops)]
+        self._head = [r for r in plan.general.routines if head.issuperset(r.ops)]
+
+    def chunks(self, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
+        """Process ``ids`` as the next tokens of ``slot`` in chunks; yields what the head reads, bf16 [rows, hidden]."""
+        for start in range(0, len(ids), self.chunk):
+            part = ids[start : start + self.chunk]
+            positions = self._kv.extend(slot, len(part), sliced=False)
+            yield self.run(make_chunk(self._kv, slot, positions, part, self._device))
+
+    @torch.no_grad()
+    def run(self, chunk: Chunk) -> Tensor:
+        """One chunk through all layers; its keys and values are in the cache afterwards."""
+        values: dict[str, Tensor] = {}
+        with full_sums():
+            self._run(self._body, chunk, values)
+        (hidden,) = (values[v] for v in self._inputs(self._head) if v in values)
+        return hidden
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Logits of the rows of ``hidden``, in pieces f32 [up to LOGITS_ROWS, vocab]."""
+        (read,) = (v for v in self._inputs(self._head) if self._plan.graph.values[v].kind == "activation")
+        (output,) = (v for v in self._plan.graph.outputs if self._plan.graph.producers[v] in self._plan.graph.head)
+        with full_sums(), self._given.keep_unpacked():
+            for first in range(0, len(hidden), LOGITS_ROWS):
+                values = {read: hidden[first : first + LOGITS_ROWS]}
+                for routine in self._head:
+                    linear(self._given, routine, None, values)
+                yield values[output]
+
+    def _run(self, routines: Sequence[Routine], chunk: Chunk, values: dict[str, Tensor]) -> None:
+        ops = self._plan.graph.ops
+        left = Counter(v for r in routines for v in {v for o in r.ops for v in ops[o].inputs})
+        left.update(self._inputs(self._head))
+        for routine in routines:
+            ROUTINES[routine.kind](self._given, routine, chunk, values)
+            if self.observe is not None:
+                self.observe(routine, values)
+            for value in {v for o in routine.ops for v in ops[o].inputs}:
+                left[value] -= 1
+                if left[value] == 0:
+                    values.pop(value, None)
+
+    def _inputs(self, routines: Sequence[Routine]) -> set[str]:
+        return {v for r in routines for o in r.ops for v in self._plan.graph.ops[o].inputs}

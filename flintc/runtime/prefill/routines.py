@@ -1,0 +1,264 @@
+"""One function per kind of routine: from the values it reads to those it makes, over all rows of a chunk.
+
+A function is given the fixed tensors, its routine, the chunk and the activations by name, to which it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from flintc.ir.graph import Op
+from flintc.ir.plan import Kernel, Plan, Routine
+from flintc.reference.nvfp4 import BLOCK, Nvfp4
+from flintc.runtime.prefill.chunk import Chunk
+from flintc.runtime.prefill.launch import Launch
+from flintc.runtime.prefill.products import ScaleRange, bf16_parts, in_word_order, product, scale_ranges
+from flintc.runtime.values import TORCH_DTYPES, first_versions
+
+Values = dict[str, Tensor]
+#: What an unpacked weight must be multiplied by: see flintc/codegen/device/unpack.py.
+UNPACKED_UNIT = 128.0
+
+
+class Given:
+    """Weights, tables and caches of a plan by value name, and what is derived from them once."""
+
+    def __init__(self, plan: Plan, launch: Launch, tensors: Mapping[str, Tensor | Nvfp4]) -> None:
+        assert plan.general is not None
+        self.graph = plan.graph
+        self.launch = launch
+        self._kernels = plan.general.kernels
+        self._tensors = tensors
+        self._first = first_versions(plan.graph)
+        self._scales: dict[str, list[ScaleRange]] = {}
+        self._parts: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] | None = None
+
+    def ops(self, routine: Routine) -> dict[str, list[Op]]:
+        """The routine's ops by kind, in order."""
+        found: dict[str, list[Op]] = {}
+        for name in routine.ops:
+            op = self.graph.ops[name]
+            found.setdefault(op.kind, []).append(op)
+        return found
+
+    def kernel(self, routine: Routine, purpose: str = "run") -> Kernel:
+        """The routine's kernel for ``purpose``."""
+        return self._kernels[routine.kernels[purpose]]
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor that is not packed; any version of a cache is its memory."""
+        tensor = self._tensors[self._first.get(name, name)]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def packed(self, name: str) -> Nvfp4:
+        """A packed weight as it is."""
+        weight = self._tensors[name]
+        assert isinstance(weight, Nvfp4)
+        return weight
+
+    def weight(self, routine: Routine, name: str) -> tuple[Tensor, Tensor | None]:
+        """A weight in BF16, and the scale of each of its rows (None: 1): a packed one is unpacked anew."""
+        weight = self._tensors[name]
+        if isinstance(weight, Tensor):
+            return weight, None
+        if self._kept is not None and name in self._kept:
+            return self._kept[name], weight.scale
+        unpacked = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
+        kernel = self.kernel(routine, "unpack")
+        blocks = unpacked.numel() // (2 * BLOCK)
+        grid = (_cdiv(blocks, kernel.constants["BLOCK"]), 1, 1)
+        self.launch(kernel, grid, codes=weight.codes, scales=weight.scales, y=unpacked, blocks=blocks)
+        if self._kept is not None:
+            self._kept[name] = unpacked
+        return unpacked, weight.scale
+
+    @contextmanager
+    def keep_unpacked(self) -> Iterator[None]:
+        """Within, a weight is unpacked once."""
+        self._kept = {}
+        try:
+            yield
+        finally:
+            self._kept = None
+
+    def scales(self, name: str, scale: Tensor | None) -> list[ScaleRange] | None:
+        """Ranges of the rows of a weight with equal scales, for unpacked values."""
+        if scale is None:
+            return None
+        if name not in self._scales:
+            self._scales[name] = [(a, b, s * UNPACKED_UNIT) for a, b, s in scale_ranges(scale)]
+        return self._scales[name]
+
+    def router(self, routine: Routine, name: str) -> Tensor:
+        """An FP32 weight as BF16 parts, its columns in the order of the rows that it meets."""
+        if name not in self._parts:
+            parts = bf16_parts(self.tensor(name), int(self.kernel(routine, "topk").constants["PARTS"]))
+            packed = "codes_ptr" in (p.name for p in self.kernel(routine, "gate_up").params)
+            self._parts[name] = in_word_order(parts) if packed else parts
+        return self._parts[name]
+
+
+def embed(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+    """Rows of the embedding table."""
+    (op,) = given.ops(routine)["embed"]
+    values[op.outputs[0]] = given.tensor(op.inputs[1]).index_select(0, chunk.ids)
+
+
+def norm(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+    """[sum over experts, shared expert,] [residual add,] norm."""
+    ops = given.ops(routine)
+    arguments: dict[str, Tensor] = {}
+    x = ops["norm"][0].inputs[0]
+    if "add" in ops:
+        (add,) = ops["add"]
+        x, residual = add.inputs
+        arguments["residual"] = values[residual]
+        values[add.outputs[1]] = arguments["residual_out"] = torch.empty_like(values[residual])
+    if "combine" in ops:
+        experts, weights = ops["combine"][0].inputs
+        arguments |= {"experts": values[experts], "weights": values[weights]}
+        if "sum" in ops:
+            (shared,) = set(ops["sum"][0].inputs) - set(ops["combine"][0].outputs)
+            arguments["shared"] = values[shared]
+    else:
+        arguments["x"] = values[x]
+    (op,) = ops["norm"]
+    kernel = given.kernel(routine)
+    y = torch.empty((chunk.rows, int(kernel.constants["WIDTH"])), dtype=torch.bfloat16, device=chunk.ids.device)
+    given.launch(kernel, (chunk.rows, 1, 1), **arguments, weight=given.tensor(op.inputs[1]), y=y)
+    values[op.outputs[0]] = y
+
+
+def linear(given: Given, routine: Routine, chunk: Chunk | None, values: Values) -> None:
+    """A product with a dense weight."""
+    (op,) = given.ops(routine)["linear"]
+    weight, scale = given.weight(routine, op.inputs[1])
+    dtype = TORCH_DTYPES[given.graph.values[op.outputs[0]].type.dtype]
+    values[op.outputs[0]] = product(values[op.inputs[0]], weight, dtype, given.scales(op.inputs[1], scale))
+
+
+def silu(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+    """The gated activation."""
+    (op,) = given.ops(routine)["silu_mul"]
+    x, kernel = values[op.inputs[0]], given.kernel(routine)
+    y = x.new_empty((x.shape[0], x.shape[1] // 2))
+    given.launch(kernel, (x.shape[0], _cdiv(y.shape[1], kernel.constants["BLOCK"]), 1), x=x, y=y)
+    values[op.outputs[0]] = y
+
+
+def heads(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+    """Queries, and keys and values: for the attention behind those that the cache holds, and into the cache.
+
+    The value that the graph calls the cache stands for the attention's keys and values here.
+    """
+    ops = given.ops(routine)
+    q, k = ops["head_norm"]
+    (write,) = ops["kv_write"]
+    cache, span = given.tensor(write.inputs[2]), chunk.spans[write.inputs[5]]
+    kv = _held_keys(cache, span.pages, span.keys)
+    kernel = given.kernel(routine)
+    count = int(kernel.constants["HEADS"]), int(kernel.constants["KV_HEADS"]), int(kernel.constants["HEAD"])
+    queries = torch.empty((chunk.rows, count[0], count[2]), dtype=torch.bfloat16, device=kv.device)
+    rotation = {"table": given.tensor(ops["rope"][0].inputs[3])} if "rope" in ops else {}
+    given.launch(
+        kernel, (chunk.rows, _cdiv(count[0] + 2 * count[1], kernel.constants["BLOCK"]), 1),
+        x=values[q.inputs[0]], q_weight=given.tensor(q.inputs[1]), k_weight=given.tensor(k.inputs[1]), **rotation,
+        block_table=span.table, q=queries, kv=kv, cache=cache, start=chunk.start, offset=chunk.start - span.base,
+        keys=span.keys, oldest=span.oldest, columns=len(span.table),
+    )  # fmt: skip
+    values[ops["rope"][0].outputs[0] if "rope" in ops else q.outputs[0]] = queries
+    values[write.outputs[0]] = kv
+
+
+def _held_keys(cache: Tensor, pages: Tensor, keys: int) -> Tensor:
+    """Room for ``keys`` positions, bf16 [2, kv_heads, keys, head_dim], the first ``pages`` of them from the cache."""
+    _, planes, heads, page, head = cache.shape
+    kv = torch.empty((planes, heads, keys // page, page, head), dtype=cache.dtype, device=cache.device)
+    if len(pages):
+        kv[:, :, : len(pages)].copy_(cache.index_select(0, pages).permute(1, 2, 0, 3, 4))
+    return kv.view(planes, heads, keys, head)
+
+
+def attention(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+    """Attention to all keys before each row and its own, or to a window of them."""
+    ops = given.ops(routine)
+    (partial,), (merge,) = ops["attention_partial"], ops["attention_merge"]
+    span = chunk.spans[partial.inputs[4]]
+    q, kv, kernel = values[partial.inputs[0]], values[partial.inputs[1]], given.kernel(routine)
+    y = torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
+    sinks = {"sinks": given.tensor(merge.inputs[5])} if len(merge.inputs) > 5 else {}
+    grid = (_cdiv(chunk.rows, kernel.constants["TOKENS"]), kv.shape[1], 1)
+    given.launch(
+        kernel, grid, q=q, kv=kv, **sinks, y=y, rows=chunk.rows, offset=chunk.start - span.base, keys=span.keys
+    )
+    values[merge.outputs[0]] = y
+
+
+def experts(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+    """The chosen experts of each row: y [T, k, N] and their weights [T, k]."""
+    ops = given.ops(routine)
+    (router,), (topk,), (gate_up, down) = ops["router"], ops["topk"], ops["expert_linear"]
+    h = values[router.inputs[0]]
+    ids, weights, order, tiles = _group(given, routine, router, topk, h)
+    values[topk.outputs[0]], values[topk.outputs[1]] = ids, weights
+    shape = given.graph.values[gate_up.inputs[2]].type.shape
+    inner = int(shape[1]) // 2
+    act = h.new_empty((order.shape[0], inner))
+    _grouped(given, routine, "gate_up", gate_up, h, act, order, tiles)
+    y = h.new_empty((*ids.shape, h.shape[1]))
+    _grouped(given, routine, "down", down, act, y, order, tiles)
+    values[down.outputs[0]] = y
+
+
+def _group(given: Given, routine: Routine, router: Op, topk: Op, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ids and weights of each row's experts [T, k], pairs in the order of experts, and the table of their tiles."""
+    choose, group = given.kernel(routine, "topk"), given.kernel(routine, "group")
+    count, chosen = int(choose.constants["EXPERTS"]), int(choose.constants["CHOSEN"])
+    logits = product(h, given.router(routine, router.inputs[1]), torch.float32)
+    rows = h.shape[0]
+    ids, places = torch.empty((2, rows, chosen), dtype=torch.int32, device=h.device)
+    weights = torch.empty((rows, chosen), dtype=torch.float32, device=h.device)
+    counts = torch.zeros(count, dtype=torch.int32, device=h.device)
+    given.launch(choose, (rows, 1, 1), parts=logits, ids=ids, weights=weights, places=places, counts=counts)
+    pairs = rows * chosen
+    table = pairs // int(group.constants["ROWS"]) + min(count, pairs)
+    order, tiles = ids.new_empty(pairs), ids.new_empty((table, 3))
+    grid = (max(_cdiv(pairs, group.constants["BLOCK"]), _cdiv(table, group.constants["TILES"])), 1, 1)
+    given.launch(group, grid, counts=counts, ids=ids, places=places, order=order, tiles=tiles, pairs=pairs, table=table)
+    return ids, weights, order, tiles
+
+
+def _grouped(
+    given: Given, routine: Routine, purpose: str, op: Op, x: Tensor, y: Tensor, order: Tensor, tiles: Tensor
+) -> None:
+    kernel = given.kernel(routine, purpose)
+    if "codes_ptr" in (p.name for p in kernel.params):
+        packed = given.packed(op.inputs[2])
+        arguments = {"codes": packed.codes, "scales": packed.scales, "scale": packed.scale}
+    else:
+        weight, scale = given.weight(routine, op.inputs[2])
+        arguments = {"weight": weight} | ({} if scale is None else {"scale": scale})
+    grid = (_cdiv(int(kernel.constants["N"]), kernel.constants["COLUMNS"]), tiles.shape[0], 1)
+    given.launch(kernel, grid, x=x, **arguments, y=y, order=order, tiles=tiles)
+
+
+def _cdiv(a: int, b: int | float | bool) -> int:
+    return -(-a // int(b))
+
+
+#: Kind of routine -> its function.
+ROUTINES: Mapping[str, Callable[[Given, Routine, Chunk, Values], None]] = {
+    "embed": embed,
+    "norm": norm,
+    "linear": linear,
+    "heads": heads,
+    "attention": attention,
+    "silu": silu,
+    "experts": experts,
+}
