@@ -154,14 +154,14 @@ def load(
 ) -> Model:
     """Load a checkpoint.
 
-    path: a folder of safetensors, a ``.gguf`` file, or a hub id ``org/name[@revision]``. bundle: from
+    path: a folder of safetensors, a ``.gguf`` file, or a hub id ``org/name[@revision][:file.gguf]``. bundle: from
     :func:`compile`, or its folder; its plan is what runs. device, backend: ``cuda`` (the default where there is a
     GPU), or on the CPU ``reference`` (torch, the default there) or ``interpret`` (the generated kernels in Triton's
     interpreter). numerics: ``rounded``, or ``fp32`` for the oracle (reference only). spec: in place of the one that
-    the checkpoint's architecture names. tokenizer, config: folders in place of the checkpoint's own. context: most
-    tokens of one sequence (default: the model's; more is done with a warning). prepared: keep a copy of the weights as
-    kernels read them, and load from it next time; in the cache (True) or in a folder. progress: told of kernels
-    compiled and of weights loaded.
+    the checkpoint's architecture names. tokenizer, config: folders, or hub ids, in place of the checkpoint's own.
+    context: most tokens of one sequence (default: the model's; more is done with a warning). prepared: keep a copy of
+    the weights as kernels read them, and load from it next time; in the cache (True) or in a folder. progress: told of
+    kernels compiled and of weights loaded.
 
     On a GPU without a bundle, one for this GPU and the checkpoint's sizes is compiled on first use, and cached.
 
@@ -173,7 +173,7 @@ def load(
     if backend in (None, "cuda") and device in (None, "cuda"):
         begin_context()  # ahead of importing torch, which takes longer
     from flintc.checkpoint import open_checkpoint
-    from flintc.runtime.hub import find_checkpoint
+    from flintc.runtime.hub import find_checkpoint, find_companion
     from flintc.runtime.loading import find_defaults, find_tokenizer, load_weights, prepared_root
     from flintc.runtime.model import Model
     from flintc.runtime.storage import make_tables
@@ -182,9 +182,9 @@ def load(
     if prepared and numerics == "fp32":
         raise UsageError("prepared copies are rounded: they are no source for fp32", remedy="load without prepared")
     built = open_bundle(bundle)
-    own_config = None if config is None else Path(config)
+    own_config = None if config is None else find_companion(config)
     checkpoint = open_checkpoint(find_checkpoint(path), own_config)
-    text = find_tokenizer(checkpoint, None if tokenizer is None else Path(tokenizer), own_config)
+    text = find_tokenizer(checkpoint, None if tokenizer is None else find_companion(tokenizer), own_config)
     bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
     limit = _context(context, bound)
     format = checkpoint.weights_format

@@ -160,10 +160,11 @@ def open_subject(
     """Open a checkpoint, read its weights, and check a bundle against it. Errors as for :func:`flintc.load`."""
     from flintc import api
     from flintc.checkpoint import open_checkpoint
-    from flintc.runtime.hub import find_checkpoint
+    from flintc.runtime.hub import find_checkpoint, find_companion
     from flintc.runtime.loading import find_tokenizer
     from flintc.spec import load_spec, spec_for
 
+    config, tokenizer = (None if given is None else find_companion(given) for given in (config, tokenizer))
     checkpoint = open_checkpoint(find_checkpoint(path), config)
     match = checkpoint.spec_match
     built = api.open_bundle(bundle)

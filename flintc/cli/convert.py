@@ -20,11 +20,13 @@ def register(app: typer.Typer) -> None:
 
 
 def convert_command(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder of safetensors or a .gguf file.")],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A folder of safetensors, a .gguf file, or a hub id.")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="File (gguf) or folder (safetensors) to write.")],
     output: Annotated[CheckpointFormat, typer.Option("--format", help="gguf, or safetensors in ModelOpt's layout.")],
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="DIR", help="Folder whose config.json is used or must agree.")
+        str | None, typer.Option("--config", metavar="DIR", help="Folder or hub id whose config.json is used.")
     ] = None,
     spec: Annotated[str | None, typer.Option("--spec", help="Spec of the model, if not the one it names.")] = None,
     device: Annotated[str, typer.Option("--device", help="Where quantising and repacking run: cpu or cuda.")] = "cpu",
@@ -33,15 +35,16 @@ def convert_command(
 ) -> None:
     """Write CHECKPOINT as NVFP4. NVFP4 keeps its numbers exactly; BF16 is quantised, the error reported per tensor."""
     from flintc.checkpoint.convert import convert
+    from flintc.runtime.hub import find_checkpoint, find_companion
     from flintc.spec import load_spec
 
     with progress("converting") as update:
         report = convert(
-            checkpoint,
+            find_checkpoint(checkpoint),
             out,
             output.value,
             spec=None if spec is None else load_spec(spec),
-            config=config,
+            config=None if config is None else find_companion(config),
             device=device,
             progress=update,
         )

@@ -34,12 +34,14 @@ def register(app: typer.Typer) -> None:
 
 
 def generate_command(
-    checkpoint: Annotated[str, typer.Argument(help="A folder of safetensors, a .gguf file, or a hub id.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A folder of safetensors, a .gguf file, or a hub id org/name[@revision][:file.gguf].")
+    ],
     prompt: Annotated[str | None, typer.Option(help="Raw text to continue.")] = None,
     chat: Annotated[str | None, typer.Option(help="A user message, put through the chat template.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
-    config: Annotated[Path | None, typer.Option(help="Folder with the config.json to use.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer to use.")] = None,
+    config: Annotated[str | None, typer.Option(help="Folder or hub id with the config.json to use.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id with the tokenizer to use.")] = None,
     spec: Annotated[str | None, typer.Option(help="Spec to use in place of the one the checkpoint names.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 256,
     temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token.")] = None,

@@ -41,8 +41,8 @@ def verify_command(
     ] = None,
     save_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the first run of --bisect.")] = None,
     spec: Annotated[str | None, typer.Option(help="Spec to use in place of the one the checkpoint names.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Folder with the config.json to use.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer to use.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Folder or hub id with the config.json to use.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder or hub id with the tokenizer to use.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
