@@ -104,6 +104,7 @@ def _loading(model: Model, host_peak: int | None) -> dict[str, Any]:
     report = model.loaded
     return {
         "source": report.source,
+        "tensors": len(report.used),
         "bytes_read": report.nbytes,
         "seconds": report.seconds,
         "gb_per_s": report.rate,

@@ -84,12 +84,24 @@ def test_layout_round_trip(rows: int, blocks: int, seed: int) -> None:
 
 
 @pytest.mark.gpu
+def test_what_the_gpu_repacks_equals_gguf() -> None:
+    """Every code at every place times every scale byte, repacked and dequantised there."""
+    blocks = every_code_at_every_place(SCALES)
+    codes, scales = from_ggml(torch.from_numpy(blocks).cuda())
+    values = Nvfp4(codes, scales, torch.tensor(1.0, device="cuda")).dequantize()
+    assert values.is_cuda
+    np.testing.assert_array_equal(values.cpu().numpy(), gguf_values(blocks))
+
+
+@pytest.mark.gpu
 def test_the_gpu_repacks_to_the_same_bytes() -> None:
     blocks = torch.from_numpy(every_code_at_every_place(SCALES))
     on_gpu = from_ggml(blocks.cuda())
     for ours, theirs in zip(on_gpu, from_ggml(blocks), strict=True):
         assert torch.equal(ours.cpu(), theirs)
     assert torch.equal(to_ggml(*on_gpu).cpu(), to_ggml(*from_ggml(blocks)))
+    with pytest.raises(ScaleError, match="0xFF"):
+        from_ggml(torch.full((1, 36), 0xFF, dtype=torch.uint8, device="cuda"))
 
 
 @pytest.mark.parametrize("group", range(4))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from flintc import api
 from flintc.checkpoint import open_checkpoint, reading
 from flintc.checkpoint.reading import AHEAD, DataFile, Extent, Slice, SliceReader
 from flintc.errors import CheckpointError
@@ -110,3 +114,27 @@ def test_the_size_of_slices_changes_no_weight(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(reading, "SLICE_BYTES", 1000)
     assert whole.keys() == (cut := weights()).keys()
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_a_stream_of_weights_takes_the_memory_of_few(tmp_path: Path) -> None:
+    """Where weights do not stay on the host, loading keeps to a part of the file's size, whatever that is."""
+    file = tmp_path / "x.gguf"
+    api.synth("tiny-flint", file, format="gguf", sizes={"experts": 2048})
+    program = f"""
+        from flintc.bench.memory import AnonymousPeak, anonymous_bytes
+        from flintc.checkpoint import open_checkpoint, reading
+        from flintc.ir.build import build
+        from flintc.spec import spec_for
+        reading.SLICE_BYTES = 1 << 20
+        checkpoint = open_checkpoint({str(file)!r})
+        model = checkpoint.bind(spec_for(gguf="flint"))
+        graph = build(model, "nvfp4")
+        before = anonymous_bytes()
+        with AnonymousPeak() as peak:
+            for name, weight in checkpoint.stream(graph, model):
+                pass
+        print(peak.nbytes - before)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert file.stat().st_size > 110e6
+    assert int(done.stdout) < 90e6  # about 55e6: the largest weights have 19e6

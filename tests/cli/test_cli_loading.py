@@ -28,6 +28,7 @@ def test_stats_in_json(flintc: Flintc, checkpoint: Path) -> None:
     made = json.loads(flintc("generate", checkpoint, *ARGV, "--stats", "--json").out)
     loading = made.pop("loading")
     assert made == plain
+    assert loading["source"] == "checkpoint" and loading["tensors"] > 100
     size = (checkpoint / "model.safetensors").stat().st_size
     assert 0.99 * size < loading["bytes_read"] < size
     assert loading["gb_per_s"] == pytest.approx(loading["bytes_read"] / 1e9 / loading["seconds"])
