@@ -108,10 +108,11 @@ class PrefillBench:
             raise UsageError(f"the plan of {self.graph.name} has no general path: nothing to time")
         self.kv = KvCache(KvLayout.from_graph(self.graph), context, 1)
         sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": context, "S": 1}
-        given = tensors(self.graph, sizes, theta, "cuda", seed)
+        #: Weights and tables by value name.
+        self.given = for_kernels(tensors(self.graph, sizes, theta, "cuda", seed))
         storage = KvStorage(self.kv, torch.bfloat16, "cuda", whole=True)
         launch = CudaLaunch(general.kernels, compiled)
-        self.path = GeneralPath(plan, launch, {**for_kernels(given), **storage.tensors}, self.kv, chunk)
+        self.path = GeneralPath(plan, launch, {**self.given, **storage.tensors}, self.kv, chunk)
         embed = next(op for op in self.graph.ops.values() if op.kind == "embed")
         self._vocab = self.graph.values[embed.inputs[1]].type.shape[0]
         self._seed = seed

@@ -85,7 +85,8 @@ def _show(bundle: Bundle) -> None:
         figures = (uses[k.name], k.num_warps, k.registers, k.shared_bytes, k.spill_stores + k.spill_loads)
         table.add_row(k.name, k.target, *map(str, figures))
     stdout.print(table)
-    say(f"{len(bundle.plan.launches)} launches, {len(bundle.plan.kernels)} kernels -> {bundle.path}")
+    step, prompts = len(bundle.plan.kernels), len(bundle.plan.all_kernels) - len(bundle.plan.kernels)
+    say(f"{len(bundle.plan.launches)} launches, {step} kernels, {prompts} for prompts -> {bundle.path}")
 
 
 def _batches(text: str) -> tuple[int, ...]:

@@ -19,10 +19,15 @@ Purposes = Mapping[str, str]
 
 _BF16, _F32, _I32, _U8, _INT = "*bf16", "*fp32", "*i32", "*u8", "i32"
 
-#: Rows of the matrix that an attention program holds (rows of the prompt times heads that share keys), keys a tile.
-ATTENTION_ROWS, ATTENTION_TILE = 128, 64
+#: Rows of the matrix that an attention program holds (rows of the prompt times heads that share keys), keys a tile,
+#: and warps: to the whole context, and to a window, where programs are short and so two of them share a processor.
+ATTENTION = {False: (128, 64, 8), True: (64, 32, 4)}
 #: Rows of one expert that a program multiplies, output columns, and columns of K a step.
 EXPERT_ROWS, EXPERT_COLUMNS, EXPERT_STEP = 128, 128, 64
+#: Blocks of output columns that a program computes one after the other, from rows it holds in shared memory.
+EXPERT_BLOCKS = 8
+#: Columns of a row that shared memory holds for them, at most.
+EXPERT_RESIDENT = 512
 #: Columns that are permuted among themselves where packed weights meet the rows of a prompt.
 WORD_COLUMNS = 128
 #: BF16 parts that an FP32 router weight is the sum of, exactly.
@@ -101,23 +106,24 @@ class Kernels:
         heads, head = self._dim(partial.inputs[0], 1), self._dim(partial.inputs[0], 2)
         group = heads // self._dim(partial.inputs[1], 2)
         padded = power_of_two(group)
+        rows, tile, warps = ATTENTION[window is not None]
         sinks = len(merge.inputs) > 5
         params = {"q": _BF16, "kv": _BF16} | ({"sinks": _F32} if sinks else {}) | {"y": _BF16}
         params |= dict.fromkeys(("rows", "offset", "keys"), _INT)
         constants = {
             "SCALE": _number(partial, "scale"), "HEADS": heads, "GROUP": group, "GROUP_ROWS": padded, "HEAD": head,
-            "CHANNELS": power_of_two(head), "TOKENS": max(1, ATTENTION_ROWS // padded), "TILE": ATTENTION_TILE,
+            "CHANNELS": power_of_two(head), "TOKENS": max(1, rows // padded), "TILE": tile,
             "WINDOW": window or 0,
         }  # fmt: skip
         blocks = {"windowed": window is not None, "sinks": sinks}
         name = f"rows_attention_w{window}" if window else "rows_attention"
         doc = "Attention of a block of rows, for the query heads of one key head."
-        return self._one(name, "rows_attention.py.j2", doc, params, constants, blocks, warps=8, stages=3)
+        return self._one(name, "rows_attention.py.j2", doc, params, constants, blocks, warps=warps, stages=3)
 
     def experts(self, ops: Sequence[Op]) -> Purposes:
         """The choice of experts, rows grouped by expert, and the two grouped products."""
         _, topk, gate_up, _, down = ops
-        packed = self._ordered(gate_up.inputs[0]), self._packs(down)
+        packed = self._ordered(gate_up.inputs[0]), self._packs(down) and self._dim(down.inputs[2], 2) <= EXPERT_RESIDENT
         unpacked = {} if all(packed) else self._unpack(gate_up.inputs[2], False)
         return {
             "topk": self._topk(topk),
@@ -174,7 +180,7 @@ class Kernels:
         constants = {"N": n, "K": k, "ROWS": EXPERT_ROWS, "COLUMNS": columns, "STEP": step}
         if topk is not None:
             constants["CHOSEN"] = self._dim(topk.outputs[0], 1)
-        blocks = {"gated": gated, "scaled": packed}
+        blocks = {"gated": gated, "scaled": packed, "packed": False}
         return self._add(_expert_name(gated, n, k), "rows_experts.py.j2", _EXPERT_DOC[gated], params, constants, blocks,
                          warps=8, stages=4)  # fmt: skip
 
@@ -183,16 +189,22 @@ class Kernels:
         gated = topk is not None
         n, k = self._dim(op.inputs[2], 1) // (1 + gated), self._dim(op.inputs[2], 2)
         params = {"x": _BF16, "codes": _U8, "scales": _U8, "scale": _F32, "y": _BF16, "order": _I32, "tiles": _I32}
-        columns = EXPERT_COLUMNS if gated else 2 * EXPERT_COLUMNS
+        columns = EXPERT_COLUMNS
         while n % columns:
             columns //= 2
+        # Rows with few columns stay in shared memory while blocks of output columns pass by.
+        blocks = 1 if gated else n // columns
+        while blocks > EXPERT_BLOCKS and blocks % 2 == 0:
+            blocks //= 2
         constants: dict[str, int | float | bool] = {
-            "N": n, "K": k, "ROWS": EXPERT_ROWS, "COLUMNS": columns, "ORDERED": ordered
+            "N": n, "K": k, "ROWS": EXPERT_ROWS, "COLUMNS": columns,
         }  # fmt: skip
+        constants |= {"ORDERED": ordered} if gated else {"BLOCKS": blocks}
         if topk is not None:
             constants["CHOSEN"] = self._dim(topk.outputs[0], 1)
         name = _expert_name(gated, n, k) + "_packed"
-        return self._add(name, "rows_experts_packed.py.j2", _EXPERT_DOC[gated], params, constants, {"gated": gated},
+        return self._add(name, "rows_experts.py.j2", _EXPERT_DOC[gated], params, constants,
+                         {"gated": gated, "scaled": True, "packed": True},
                          warps=8, stages=3)  # fmt: skip
 
     def _unpack(self, weight: str, ordered: bool) -> Purposes:

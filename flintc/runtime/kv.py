@@ -183,8 +183,7 @@ class KvCache:
             raise CapacityError(f"{positions.stop} tokens do not fit the {sequence.limit} that the sequence asked for")
         if sliced and self.layout.rows is not None and rows > self.layout.rows:
             raise CapacityError(f"{rows} rows of one sequence in a step; the window's ring takes {self.layout.rows}")
-        while len(sequence.pages) < self._pages_for(positions.stop):
-            self._append_page(slot, sequence)
+        self._append_pages(slot, sequence, self._pages_for(positions.stop) - len(sequence.pages))
         sequence.length = positions.stop
         sequence.written = max(sequence.written, positions.stop)
         return positions
@@ -222,12 +221,15 @@ class KvCache:
         del self._sequences[slot]
         self._free_slots.append(slot)
 
-    def _append_page(self, slot: int, sequence: _Sequence) -> None:
+    def _append_pages(self, slot: int, sequence: _Sequence, count: int) -> None:
+        if count <= 0:
+            return
         assert self.layout.table is not None
-        page = self._free_pages.pop()
-        self.tables[self.layout.table][slot, len(sequence.pages)] = page
+        pages = [self._free_pages.pop() for _ in range(count)]
+        first = len(sequence.pages)
+        self.tables[self.layout.table][slot, first : first + count] = torch.tensor(pages, dtype=torch.int32)
         self.changes += 1
-        sequence.pages.append(page)
+        sequence.pages += pages
 
     def _pages_for(self, tokens: int) -> int:
         return 0 if self.layout.table is None else -(-tokens // self.layout.page)

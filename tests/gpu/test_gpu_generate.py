@@ -51,6 +51,16 @@ def model(weights: str) -> Iterator[Model]:
     yield model
 
 
+@pytest.fixture
+def stepping(model: Model) -> Iterator[Model]:
+    """The model with prompts in steps, which have the bits of decoding."""
+    executor = model.executor
+    assert isinstance(executor, CudaExecutor)
+    before, executor.shortest_prompt = executor.shortest_prompt, sys.maxsize
+    yield model
+    executor.shortest_prompt = before
+
+
 @pytest.fixture(scope="module")
 def prompts(model: Model) -> list[list[int]]:
     ids = model.tokenizer.encode(SOURCE)
@@ -67,42 +77,59 @@ def reference_logits(weights: str, numerics: Literal["rounded", "fp32"], prompts
     return run_prompts(ReferenceExecutor(graph, given, tables, numerics, 256, slots=1), prompts)
 
 
-def test_kl_against_fp32_is_that_of_the_reference(weights: str, model: Model, prompts: list[list[int]]) -> None:
-    truth, rounded = (reference_logits(weights, numerics, prompts) for numerics in ("fp32", "rounded"))
-    ours = [model.forward(ids) for ids in prompts]
+@pytest.fixture(scope="module")
+def oracles(weights: str, prompts: list[list[int]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits of all prompts in FP32, and at the rounding points."""
+    return reference_logits(weights, "fp32", prompts), reference_logits(weights, "rounded", prompts)
+
+
+@pytest.mark.parametrize("chunk", [0, 64, 8192])
+def test_kl_against_fp32_is_that_of_the_reference(
+    weights: str, model: Model, prompts: list[list[int]], oracles: tuple[list[Tensor], list[Tensor]], chunk: int
+) -> None:
+    """In steps (chunk 0), in chunks of some rows, and in one chunk."""
+    executor = model.executor
+    assert isinstance(executor, CudaExecutor) and executor.general is not None
+    before = executor.shortest_prompt, executor.general.chunk
+    executor.shortest_prompt, executor.general.chunk = (1, chunk) if chunk else (sys.maxsize, 1)
+    try:
+        ours = [model.forward(ids) for ids in prompts]
+    finally:
+        executor.shortest_prompt, executor.general.chunk = before
+    truth, rounded = oracles
     verdict = judge(compare(truth, ours, prompts), compare(truth, rounded, prompts), prompts)
-    print(weights, verdict.ratio, verdict.upper)
+    print(weights, chunk, verdict.ratio, verdict.upper)
     assert verdict.passed, verdict.reason
 
 
-def test_greedy_text_is_the_best_of_each_forward(model: Model, prompts: list[list[int]]) -> None:
-    made = model.generate(prompts[0], max_tokens=40, temperature=0.0, stop_ids=())
-    logits = model.forward([*prompts[0], *made.token_ids])[len(prompts[0]) - 1 : -1, : model.sampled_vocab]
+def test_greedy_text_is_the_best_of_each_forward(stepping: Model, prompts: list[list[int]]) -> None:
+    made = stepping.generate(prompts[0], max_tokens=40, temperature=0.0, stop_ids=())
+    logits = stepping.forward([*prompts[0], *made.token_ids])[len(prompts[0]) - 1 : -1, : stepping.sampled_vocab]
     assert made.token_ids == tuple(logits.argmax(1).tolist())
     expected = logits.double().log_softmax(1).max(1).values
     torch.testing.assert_close(torch.tensor(made.logprobs).double(), expected, atol=2e-6, rtol=0)
     assert made.path == PATH
 
 
-def test_sampled_text_is_what_the_host_would_sample(model: Model, prompts: list[list[int]]) -> None:
+def test_sampled_text_is_what_the_host_would_sample(stepping: Model, prompts: list[list[int]]) -> None:
     """The sampler in the graph, against the same logits sampled on the CPU."""
     from flintc.runtime.sampling import SamplingParams, sample
 
     params = SamplingParams(temperature=0.9, top_p=0.9, top_k=40, seed=77)
-    made = model.generate(prompts[1], max_tokens=60, temperature=0.9, top_p=0.9, top_k=40, seed=77, stop_ids=())
+    made = stepping.generate(prompts[1], max_tokens=60, temperature=0.9, top_p=0.9, top_k=40, seed=77, stop_ids=())
     start = len(prompts[1])
-    logits = model.forward([*prompts[1], *made.token_ids])[start - 1 : -1]
+    logits = stepping.forward([*prompts[1], *made.token_ids])[start - 1 : -1]
     rows = len(made.token_ids)
-    want = sample(logits, [params] * rows, list(range(start, start + rows)), model.sampled_vocab)
+    want = sample(logits, [params] * rows, list(range(start, start + rows)), stepping.sampled_vocab)
     assert made.token_ids == tuple(want.ids.tolist())
 
 
-def test_what_the_sampler_cannot_serve_is_chosen_by_torch(model: Model, prompts: list[list[int]]) -> None:
-    wide = model.generate(prompts[2], max_tokens=30, seed=5, top_k=0, stop_ids=())
+def test_what_the_sampler_cannot_serve_is_chosen_by_torch(stepping: Model, prompts: list[list[int]]) -> None:
+    wide = stepping.generate(prompts[2], max_tokens=30, seed=5, top_k=0, stop_ids=())
     assert wide.path == f"{PATH}, tokens chosen by torch"
-    narrow = model.generate(prompts[2], max_tokens=30, seed=5, top_k=64, top_p=0.5, stop_ids=())
+    narrow = stepping.generate(prompts[2], max_tokens=30, seed=5, top_k=64, top_p=0.5, stop_ids=())
     # Half of the probability lies within far fewer than 64 tokens: the cut at 64 or at 65 makes no difference.
-    torches = model.generate(prompts[2], max_tokens=30, seed=5, top_k=65, top_p=0.5, stop_ids=())
+    torches = stepping.generate(prompts[2], max_tokens=30, seed=5, top_k=65, top_p=0.5, stop_ids=())
     assert (narrow.path, torches.path) == (PATH, wide.path)
     assert len(wide.token_ids) == 30
 
@@ -121,9 +148,9 @@ def test_a_batch_gives_each_request_what_it_gets_alone(model: Model, prompts: li
     assert kv.fits(kv.context)
 
 
-def test_a_session_continues_what_is_cached(model: Model, prompts: list[list[int]]) -> None:
+def test_a_session_continues_what_is_cached(stepping: Model, prompts: list[list[int]]) -> None:
     options = {"max_tokens": 12, "seed": 3, "stop_ids": ()}
-    with model.session() as session:
+    with stepping.session() as session:
         first = session.generate(prompts[3], **options)  # type: ignore[arg-type]
         longer = [*prompts[3], *first.token_ids, *prompts[4][:50]]
         second = session.generate(longer, **options)  # type: ignore[arg-type]
@@ -131,9 +158,9 @@ def test_a_session_continues_what_is_cached(model: Model, prompts: list[list[int
         cut = [*longer[:-4], 7, 8]  # within what the windows still hold
         third = session.generate(cut, **options)  # type: ignore[arg-type]
         far = session.generate(prompts[3][:100], **options)  # type: ignore[arg-type]
-    assert second.token_ids == model.generate(longer, **options).token_ids  # type: ignore[arg-type]
-    assert third.token_ids == model.generate(cut, **options).token_ids  # type: ignore[arg-type]
-    assert (far.reused, far.token_ids) == (0, model.generate(prompts[3][:100], **options).token_ids)  # type: ignore[arg-type]
+    assert second.token_ids == stepping.generate(longer, **options).token_ids  # type: ignore[arg-type]
+    assert third.token_ids == stepping.generate(cut, **options).token_ids  # type: ignore[arg-type]
+    assert (far.reused, far.token_ids) == (0, stepping.generate(prompts[3][:100], **options).token_ids)  # type: ignore[arg-type]
 
 
 def test_a_stream_may_be_left(model: Model, prompts: list[list[int]]) -> None:
@@ -153,7 +180,8 @@ def test_dependent_launch_changes_no_bit(weights: str, model: Model, prompts: li
     tables = {n: t for n, t in step.tensors.items() if step.plan.graph.values[n].kind == "table"}
     code = api._gpu_bundle(None, _bound(weights), weights, None).for_target(api.gpu_target())
     plain = CudaExecutor(step.plan, code, given, tables, 512, 2, pages=128, dependent=False)  # type: ignore[arg-type]
-    assert torch.equal(Model(plain, model.vocab, model._tokenizer).forward(prompts[6]), model.forward(prompts[6]))
+    ids = prompts[6][:40]
+    assert torch.equal(Model(plain, model.vocab, model._tokenizer).forward(ids), model.forward(ids))
 
 
 def _bound(weights: str):  # type: ignore[no-untyped-def]

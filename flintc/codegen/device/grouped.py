@@ -1,66 +1,109 @@
-"""Products of rows gathered from anywhere with a tile of one expert's weights [rows, K]."""
+"""Products of up to ROWS rows, gathered from anywhere, with one expert's weights [N, K] in BF16.
+
+Weights are the left operand, so that few rows make a narrow product, and results are [columns, rows].
+"""
 
 import triton
 import triton.language as tl
 
-from flintc.codegen.device.numerics import dot_bf16
+from flintc.codegen.device.numerics import dot_bf16, round_bf16
+from flintc.codegen.device.nvfp4 import SUM_UNIT
+from flintc.codegen.device.silu import silu_mul
 
 
 @triton.jit
-def load_columns(x, k, K: tl.constexpr, STEP: tl.constexpr):
-    """Columns ``k`` to ``k + STEP - 1`` of the rows that begin at the pointers ``x``; zero past K."""
-    column = k + tl.arange(0, STEP)
+def tile_rows(order_ptr, first, count, ROWS: tl.constexpr):
+    """A tile's places in the order of experts, the pairs of a row and a chosen expert that stand there, which are live.
+
+    Places that are not live repeat the first, so that whatever is loaded for them is there.
+    """
+    member = tl.arange(0, ROWS)
+    slot = first + tl.where(member < count, member, 0)
+    return slot, tl.load(order_ptr + slot), member < count
+
+
+@triton.jit
+def store_columns(y_ptr, row, live, y, column, N: tl.constexpr):
+    """Store y [COLUMNS, ROWS] as columns from ``column`` on of the rows ``row`` of a matrix with N columns."""
+    n = column + tl.arange(0, y.shape[0])
+    inside = live[:, None] & (n < N)[None, :]
+    tl.store(y_ptr + row.to(tl.int64)[:, None] * N + n[None, :], tl.trans(y), mask=inside)
+
+
+@triton.jit
+def row_scales(scale_ptr, n, N: tl.constexpr):
+    """Scales of the weight rows ``n`` in SUM_UNIT, [COLUMNS, 1]; past N zero."""
+    return (tl.load(scale_ptr + n, mask=n < N, other=0.0) * SUM_UNIT)[:, None]
+
+
+@triton.jit
+def load_step(base_ptr, at, k, K: tl.constexpr, STEP: tl.constexpr):
+    """Columns ``k`` to ``k + STEP - 1`` of the rows at ``at``; zero past K."""
+    column = tl.arange(0, STEP)
     if K % STEP == 0:
-        return tl.load(x[:, None] + column[None, :])
+        return tl.load(base_ptr + k + (at[:, None] + column[None, :]))
     else:
-        return tl.load(x[:, None] + column[None, :], mask=(column < K)[None, :], other=0.0)
+        return tl.load(base_ptr + k + (at[:, None] + column[None, :]), mask=(k + column < K)[None, :], other=0.0)
 
 
 @triton.jit
-def weight_rows(weight_ptr, column, N: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pointers to the weight rows of COLUMNS output columns; past N the last one stands in."""
+def gate_up_tile(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    y_ptr,
+    order_ptr,
+    first,
+    count,
+    column,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """silu(gate) * up of a tile's rows, for COLUMNS columns; gate and up are N weight rows apart and stay FP32."""
+    slot, pair, live = tile_rows(order_ptr, first, count, ROWS)
+    at = pair // CHOSEN * K
     n = column + tl.arange(0, COLUMNS)
-    if N % COLUMNS != 0:
-        n = tl.minimum(n, N - 1)
-    return weight_ptr + n.to(tl.int64) * K
+    rows = tl.minimum(n, N - 1) * K
+    gate = tl.zeros((COLUMNS, ROWS), tl.float32)
+    up = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for k in range(0, K, STEP):
+        x = tl.trans(load_step(x_ptr, at, k, K, STEP))
+        gate = dot_bf16(load_step(weight_ptr, rows, k, K, STEP), x, gate)
+        up = dot_bf16(load_step(weight_ptr + N * K, rows, k, K, STEP), x, up)
+    if scale_ptr is not None:
+        gate *= row_scales(scale_ptr, n, N)
+        up *= row_scales(scale_ptr + N, n, N)
+    store_columns(y_ptr, slot, live, silu_mul(gate, up), column, N)
 
 
 @triton.jit
-def grouped_dot(
-    x,
+def down_tile(
+    x_ptr,
     weight_ptr,
+    scale_ptr,
+    y_ptr,
+    order_ptr,
+    first,
+    count,
     column,
     N: tl.constexpr,
     K: tl.constexpr,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
-):
-    """The rows at the pointers ``x`` [ROWS] times weight rows from ``column`` on: FP32 [ROWS, COLUMNS]."""
-    w = weight_rows(weight_ptr, column, N, K, COLUMNS)
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for k in range(0, K, STEP):
-        acc = dot_bf16(load_columns(x, k, K, STEP), tl.trans(load_columns(w, k, K, STEP)), acc)
-    return acc
-
-
-@triton.jit
-def grouped_pair(
-    x,
-    weight_ptr,
-    column,
-    N: tl.constexpr,
-    K: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
 ):
-    """The same with the weight rows from ``column`` on, and with those N further down: gate and up."""
-    gate, up = weight_rows(weight_ptr, column, N, K, COLUMNS), weight_rows(weight_ptr + N * K, column, N, K, COLUMNS)
-    gates = tl.zeros((ROWS, COLUMNS), tl.float32)
-    ups = tl.zeros((ROWS, COLUMNS), tl.float32)
+    """COLUMNS columns of a tile's rows, rounded, stored where their pairs belong."""
+    slot, pair, live = tile_rows(order_ptr, first, count, ROWS)
+    n = column + tl.arange(0, COLUMNS)
+    rows = tl.minimum(n, N - 1) * K
+    y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for k in range(0, K, STEP):
-        part = load_columns(x, k, K, STEP)
-        gates = dot_bf16(part, tl.trans(load_columns(gate, k, K, STEP)), gates)
-        ups = dot_bf16(part, tl.trans(load_columns(up, k, K, STEP)), ups)
-    return gates, ups
+        x = tl.trans(load_step(x_ptr, slot * K, k, K, STEP))
+        y = dot_bf16(load_step(weight_ptr, rows, k, K, STEP), x, y)
+    if scale_ptr is not None:
+        y *= row_scales(scale_ptr, n, N)
+    store_columns(y_ptr, pair, live, round_bf16(y), column, N)

@@ -9,8 +9,10 @@ see :func:`word_order`.
 import triton
 import triton.language as tl
 
-from flintc.codegen.device.numerics import dot_bf16
+from flintc.codegen.device.grouped import load_step, row_scales, store_columns, tile_rows
+from flintc.codegen.device.numerics import dot_bf16, round_bf16
 from flintc.codegen.device.nvfp4 import dequantise
+from flintc.codegen.device.silu import silu_mul
 
 
 @triton.jit
@@ -73,41 +75,34 @@ def weights_of(codes, scales):
 
 
 @triton.jit
-def packed_dot(
-    x_ptr, x_at, codes_ptr, scales_ptr, column, K: tl.constexpr, COLUMNS: tl.constexpr, ORDERED: tl.constexpr
-):
-    """The rows of x at ``x_at`` [ROWS] times weight rows from ``column`` on, in SUM_UNIT: FP32 [COLUMNS, ROWS]."""
-    acc = tl.zeros((COLUMNS, x_at.shape[0]), tl.float32)
-    codes, scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, ORDERED)
-    for k in range(0, K, 128):
-        x = tl.trans(tl.load(x_ptr + k + (x_at[:, None] + tl.arange(0, 128)[None, :])))
-        weights = weights_of(codes, scales)
-        # The last step loads its own once more.
-        codes, scales = load_words(codes_ptr, scales_ptr, column, tl.minimum(k + 128, K - 128), K, COLUMNS, ORDERED)
-        acc = dot_bf16(weights, x, acc)
-    return acc
-
-
-@triton.jit
-def packed_pair(
+def packed_gate_up_tile(
     x_ptr,
-    x_at,
     codes_ptr,
     scales_ptr,
+    scale_ptr,
+    y_ptr,
+    order_ptr,
+    first,
+    count,
     column,
     N: tl.constexpr,
     K: tl.constexpr,
+    CHOSEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     ORDERED: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """The same with the weight rows from ``column`` on, and with those N further down: gate and up."""
+    """As :func:`gate_up_tile`, from packed weights, with a following tile of codes always on its way."""
+    slot, pair, live = tile_rows(order_ptr, first, count, ROWS)
+    at = pair // CHOSEN * K
     up_codes_ptr, up_scales_ptr = codes_ptr + N * K // 2, scales_ptr + N * K // 16
-    gates = tl.zeros((COLUMNS, x_at.shape[0]), tl.float32)
-    ups = tl.zeros((COLUMNS, x_at.shape[0]), tl.float32)
+    gates = tl.zeros((COLUMNS, ROWS), tl.float32)
+    ups = tl.zeros((COLUMNS, ROWS), tl.float32)
     gate, gate_scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, ORDERED)
     up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, 0, K, COLUMNS, ORDERED)
     for k in range(0, K, 128):
-        x = tl.trans(tl.load(x_ptr + k + (x_at[:, None] + tl.arange(0, 128)[None, :])))
+        x = tl.trans(load_step(x_ptr, at, k, K, 128))
+        # The last step loads its own once more.
         ahead = tl.minimum(k + 128, K - 128)
         gate_weights = weights_of(gate, gate_scales)
         gate, gate_scales = load_words(codes_ptr, scales_ptr, column, ahead, K, COLUMNS, ORDERED)
@@ -115,4 +110,53 @@ def packed_pair(
         up_weights = weights_of(up, up_scales)
         up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, ahead, K, COLUMNS, ORDERED)
         ups = dot_bf16(up_weights, x, ups)
-    return gates, ups
+    n = weight_columns(column, COLUMNS, ORDERED)
+    gates *= row_scales(scale_ptr, n, N)
+    ups *= row_scales(scale_ptr + N, n, N)
+    store_columns(y_ptr, slot, live, silu_mul(gates, ups), column, N)
+
+
+@triton.jit
+def packed_down_tile(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    scale_ptr,
+    y_ptr,
+    order_ptr,
+    first,
+    count,
+    column,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """As :func:`down_tile`, from packed weights, for BLOCKS times COLUMNS columns: the rows stay in shared memory."""
+    slot, pair, live = tile_rows(order_ptr, first, count, ROWS)
+    x = load_parts(x_ptr, slot * K, K)
+    codes, scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, False)
+    last = column + COLUMNS * (BLOCKS - 1)
+    for begin in range(column, column + COLUMNS * BLOCKS, COLUMNS):
+        scale = row_scales(scale_ptr, begin + tl.arange(0, COLUMNS), N)
+        y = tl.zeros((COLUMNS, ROWS), tl.float32)
+        for part in tl.static_range(0, K // 128):
+            weights = weights_of(codes, scales)
+            if part + 1 < K // 128:
+                codes, scales = load_words(codes_ptr, scales_ptr, begin, part * 128 + 128, K, COLUMNS, False)
+            else:
+                # The last block loads its own once more.
+                following = tl.minimum(begin + COLUMNS, last)
+                codes, scales = load_words(codes_ptr, scales_ptr, following, 0, K, COLUMNS, False)
+            y = dot_bf16(weights, x[part], y)
+        store_columns(y_ptr, pair, live, round_bf16(y * scale), begin, N)
+
+
+@triton.jit
+def load_parts(x_ptr, at, K: tl.constexpr):
+    """All columns of the rows of x at ``at`` [ROWS]: a tuple of [128, ROWS], which shared memory then holds."""
+    parts = ()
+    for k in tl.static_range(0, K, 128):
+        parts = parts + (tl.trans(load_step(x_ptr, at, k, K, 128)),)  # type: ignore[assignment]  # noqa: RUF005
+    return parts

@@ -64,6 +64,8 @@ class CudaExecutor:
         inputs = dict(zip(_ROW_INPUTS, rows, strict=True))
         given = {**weights, **tables, **self._storage.tensors, **block_tables, **inputs}
         self._step = DeviceStep(plan, compiled, given, {**symbols, "P": pages}, batches, dependent=dependent)
+        #: Tokens from which on a prompt takes the general path.
+        self.shortest_prompt = SHORTEST_PROMPT
         self.general: GeneralPath | None = None
         if plan.general is not None:
             launch = CudaLaunch(plan.general.kernels, compiled)
@@ -100,7 +102,7 @@ class CudaExecutor:
 
     def takes(self, tokens: int) -> bool:
         """See :class:`~flintc.runtime.executor.PromptExecutor`."""
-        return self.general is not None and tokens >= SHORTEST_PROMPT
+        return self.general is not None and tokens >= self.shortest_prompt
 
     def prompt(self, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
         """See :class:`~flintc.runtime.executor.PromptExecutor`."""

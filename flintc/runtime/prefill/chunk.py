@@ -45,14 +45,15 @@ class Chunk:
 def make_chunk(kv: KvCache, slot: int, positions: range, ids: Sequence[int], device: torch.device | str) -> Chunk:
     """The chunk of ``ids`` at ``positions``, for which ``kv`` has made room."""
     page = kv.layout.page
+    tokens = torch.tensor(ids, dtype=torch.int32).to(device)
     spans = {}
     for name, table in kv.tables.items():
         window, ring = kv.layout.rings.get(name, (None, None))
         first = 0 if window is None else max(0, positions.start - window + 1)
         base = first // page * page
-        columns = [n if ring is None else n % ring for n in range(base // page, -(-positions.start // page))]
+        columns = torch.arange(base // page, -(-positions.start // page)) % table.shape[1]
         held = -(-(positions.stop - base) // page) * page
         oldest = 0 if ring is None else positions.stop - ring * page
         own = table[slot]
         spans[name] = Span(base, own.to(device), own[columns].long().to(device), held, oldest)
-    return Chunk(positions.start, torch.tensor(list(ids), dtype=torch.int32).to(device), spans)
+    return Chunk(positions.start, tokens, spans)

@@ -47,6 +47,9 @@ class GeneralPath:
         head = plan.graph.head
         self._body = [r for r in plan.general.routines if not head.issuperset(r.ops)]
         self._head = [r for r in plan.general.routines if head.issuperset(r.ops)]
+        self._reads = {r.name: self._inputs([r]) for r in self._body}
+        #: How many routines, the head counted as one, read each value.
+        self._readers = Counter(v for reads in (*self._reads.values(), self._inputs(self._head)) for v in reads)
 
     def chunks(self, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
         """Process ``ids`` as the next tokens of ``slot`` in chunks; yields what the head reads, bf16 [rows, hidden]."""
@@ -60,7 +63,7 @@ class GeneralPath:
         """One chunk through all layers; its keys and values are in the cache afterwards."""
         values: dict[str, Tensor] = {}
         with full_sums():
-            self._run(self._body, chunk, values)
+            self._run(chunk, values)
         (hidden,) = (values[v] for v in self._inputs(self._head) if v in values)
         return hidden
 
@@ -76,15 +79,13 @@ class GeneralPath:
                     linear(self._given, routine, None, values)
                 yield values[output]
 
-    def _run(self, routines: Sequence[Routine], chunk: Chunk, values: dict[str, Tensor]) -> None:
-        ops = self._plan.graph.ops
-        left = Counter(v for r in routines for v in {v for o in r.ops for v in ops[o].inputs})
-        left.update(self._inputs(self._head))
-        for routine in routines:
+    def _run(self, chunk: Chunk, values: dict[str, Tensor]) -> None:
+        left = self._readers.copy()
+        for routine in self._body:
             ROUTINES[routine.kind](self._given, routine, chunk, values)
             if self.observe is not None:
                 self.observe(routine, values)
-            for value in {v for o in routine.ops for v in ops[o].inputs}:
+            for value in self._reads[routine.name]:
                 left[value] -= 1
                 if left[value] == 0:
                     values.pop(value, None)

@@ -32,14 +32,18 @@ class Given:
         self.graph = plan.graph
         self.launch = launch
         self._kernels = plan.general.kernels
+        self._ops = {routine.name: self._by_kind(routine) for routine in plan.general.routines}
         self._tensors = tensors
         self._first = first_versions(plan.graph)
         self._scales: dict[str, list[ScaleRange]] = {}
         self._parts: dict[str, Tensor] = {}
         self._kept: dict[str, Tensor] | None = None
 
-    def ops(self, routine: Routine) -> dict[str, list[Op]]:
+    def ops(self, routine: Routine) -> Mapping[str, list[Op]]:
         """The routine's ops by kind, in order."""
+        return self._ops[routine.name]
+
+    def _by_kind(self, routine: Routine) -> dict[str, list[Op]]:
         found: dict[str, list[Op]] = {}
         for name in routine.ops:
             op = self.graph.ops[name]
@@ -244,7 +248,8 @@ def _grouped(
     else:
         weight, scale = given.weight(routine, op.inputs[2])
         arguments = {"weight": weight} | ({} if scale is None else {"scale": scale})
-    grid = (_cdiv(int(kernel.constants["N"]), kernel.constants["COLUMNS"]), tiles.shape[0], 1)
+    columns = int(kernel.constants["COLUMNS"]) * int(kernel.constants.get("BLOCKS", 1))
+    grid = (_cdiv(int(kernel.constants["N"]), columns), tiles.shape[0], 1)
     given.launch(kernel, grid, x=x, **arguments, y=y, order=order, tiles=tiles)
 
 
