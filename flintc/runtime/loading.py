@@ -24,7 +24,7 @@ def prepared_root(prepared: str | Path | bool | None) -> Path | None:
     """Where prepared copies of weights are kept: the folder given, the cache's own for True, None for no copies."""
     if prepared is True:
         return cache_root() / "prepared"
-    return Path(prepared) if prepared else None
+    return Path(prepared).expanduser() if prepared else None
 
 
 def load_weights(
