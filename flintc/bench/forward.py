@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from flintc.bench.synthetic import tensors
-from flintc.bench.timing import Timing, time_device
+from flintc.bench.timing import Timing, median_ms, time_device
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.reference.nvfp4 import Nvfp4
-from flintc.runtime.cuda.step import DeviceStep, Part
+from flintc.runtime.cuda.step import DeviceStep, Part, captured
 from flintc.runtime.values import attention_chunk
 
 BATCHES = (1, 2, 4, 8)
@@ -100,6 +100,16 @@ class ForwardBench:
     def time(self, repeats: int = 50, part: Part = "logits") -> Timing:
         """Graph replays of ``part`` of the step, other tokens each time."""
         return time_device(self.step.graph(self.batch, part).replay, repeats, self.set_rows)
+
+    def time_chain(self, kernel: str, repeats: int = 20) -> float:
+        """Microseconds of one launch of ``kernel`` among its own: all the step's launches of it in a graph, in order.
+
+        Each has its own weights, and starts early as in the step; median of ``repeats`` replays.
+        """
+        prepared = self.step.launches(self.batch)
+        chain = [p for p, planned in zip(prepared, self.plan.launches, strict=True) if planned.kernel == kernel]
+        self.set_rows(0)
+        return median_ms(captured(chain, self.step.device).replay, repeats) * 1e3 / len(chain)
 
     def logits(self, steps: int) -> Tensor:
         """Logits of as many steps of other tokens: f32[steps * rows, vocab]."""

@@ -6,6 +6,7 @@ import triton.language as tl
 from flintc.codegen.device.heads import cache_at, page_of
 from flintc.codegen.device.mode import INTERPRET
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
+from flintc.codegen.device.sums import add_all
 
 #: The lowest finite FP32 number.
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
@@ -175,7 +176,8 @@ def join_warps(o, m, l):
     """The partial of a chunk from those of the warps: o [QUERIES, CHANNELS], m and l [QUERIES]."""
     top = tl.max(m, 0)
     keep = tl.exp(m - top[None, :])
-    return tl.trans(tl.sum(o * keep[:, None, :], 0)), top, tl.sum(tl.sum(l, 1) * keep, 0)
+    shares = add_all(tl.permute(o * keep[:, None, :], (2, 1, 0)))
+    return tl.reshape(shares, (o.shape[2], o.shape[1])), top, tl.sum(tl.sum(l, 1) * keep, 0)
 
 
 @triton.jit

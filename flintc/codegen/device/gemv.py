@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from flintc.codegen.device.numerics import dot_bf16
+from flintc.codegen.device.sums import add_all
 
 
 @triton.jit
@@ -123,16 +124,32 @@ def accumulate(
 
 
 @triton.jit
-def split_pairs(y):
-    """Gate and up rows of a paired tile [ROWS, COLUMNS]: twice [ROWS / 2, COLUMNS]."""
-    ROWS: tl.constexpr = y.shape[0]
-    COLUMNS: tl.constexpr = y.shape[1]
-    y = tl.reshape(y, (ROWS // 16, 2, 8, COLUMNS))
-    y = tl.permute(y, (0, 2, 3, 1))
-    return tl.split(tl.reshape(y, (ROWS // 2, COLUMNS, 2)))
+def sum_chains(acc, SPLIT: tl.constexpr):
+    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread."""
+    return tl.sum(tl.reshape(acc, (acc.shape[0] // SPLIT, SPLIT, acc.shape[1], acc.shape[2])), 0)
 
 
 @triton.jit
-def column_of(y, column: tl.constexpr):
-    """One column of y [ROWS, COLUMNS] (FP32)."""
-    return tl.sum(tl.where(tl.arange(0, y.shape[1])[None, :] == column, y, 0.0), 1)
+def sum_warps(acc, SPLIT: tl.constexpr):
+    """What the warps of a program have found of their shares of K, added: [ROWS, COLUMNS]."""
+    shares = tl.permute(sum_chains(acc, SPLIT), (1, 2, 0))
+    return tl.reshape(add_all(shares), (shares.shape[0], shares.shape[1]))
+
+
+@triton.jit
+def sum_pairs(acc, SPLIT: tl.constexpr):
+    """The same of a paired tile: gate and up, each [ROWS / 2, COLUMNS]."""
+    ROWS: tl.constexpr = acc.shape[1]
+    COLUMNS: tl.constexpr = acc.shape[2]
+    shares = tl.reshape(sum_chains(acc, SPLIT), (SPLIT, ROWS // 16, 2, 8, COLUMNS))
+    shares = tl.permute(shares, (1, 3, 4, 2, 0))
+    both = add_all(tl.reshape(shares, (ROWS // 2 * COLUMNS, 2, SPLIT)))
+    gate, up = tl.split(tl.reshape(both, (ROWS // 2, COLUMNS, 2)))
+    return gate, up
+
+
+@triton.jit
+def first_column(acc):
+    """The first column of sums [SUMS, ROWS, COLUMNS], as [SUMS, ROWS, 1]."""
+    first = tl.arange(0, acc.shape[2])[None, None, :] == 0
+    return tl.sum(tl.where(first, acc, 0.0), 2, keep_dims=True)

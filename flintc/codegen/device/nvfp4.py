@@ -228,8 +228,7 @@ def accumulate_packed(
 
 
 @triton.jit
-def load_row_scales(scale_ptr, groups, rows):
-    """FP32 scales of a tile's rows times SUM_UNIT, [ROWS, 1]; zero past ``rows``."""
-    row = groups[:, None] + tl.arange(0, 8)[None, :]
-    scale = tl.load(scale_ptr + row, mask=row < rows, other=0.0) * SUM_UNIT
-    return tl.reshape(scale, (groups.shape[0] * 8, 1))
+def load_row_scales(scale_ptr, COUNT: tl.constexpr, rows):
+    """FP32 scales of COUNT rows times SUM_UNIT, [COUNT, 1]; zero past ``rows``."""
+    row = tl.arange(0, COUNT)
+    return tl.load(scale_ptr + row, mask=row < rows, other=0.0)[:, None] * SUM_UNIT

@@ -31,6 +31,48 @@ def key_logit(key):
 
 
 @triton.jit
+def choose_row(
+    logits_ptr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr
+):
+    """The CHOSEN largest of the EXPERTS logits (FP32) of a row at ``logits_ptr``, best first, ties to the lowest index.
+
+    Returns ids int32 and weights FP32, [power of two >= CHOSEN]; elements past CHOSEN hold 0.
+
+    Logits are held 32 to a tensor, one a lane, every warp holding all of them: no round of the choice needs a barrier.
+    """
+    lane = tl.arange(0, 32)
+    keys = ()
+    for first in tl.static_range(0, EXPERTS, 32):
+        index = first + lane
+        logit = tl.load(logits_ptr + index, mask=index < EXPERTS, other=0.0)
+        keys = keys + (tl.where(index < EXPERTS, choice_key(logit, index), NO_KEY),)
+    rank = tl.arange(0, triton.next_power_of_2(CHOSEN))
+    chosen = tl.full(rank.shape, NO_KEY, tl.int64)
+    best = ~NO_KEY
+    for r in tl.static_range(CHOSEN):
+        left = tl.full((32,), NO_KEY, tl.int64)
+        for group in tl.static_range(len(keys)):
+            left = tl.maximum(left, tl.where(keys[group] < best, keys[group], NO_KEY))
+        best = tl.max(left, 0)
+        chosen = tl.where(rank == r, best, chosen)
+    taken = rank < CHOSEN
+    score = tl.where(taken, key_logit(chosen), 0.0)
+    if SOFTMAX:
+        # The best logit is the largest: no second maximum is needed.
+        top = tl.max(tl.where(taken, score, float("-inf")), 0)
+        terms = tl.zeros((32,), tl.float32)
+        for group in tl.static_range(len(keys)):
+            terms += tl.where(keys[group] != NO_KEY, tl.exp(key_logit(keys[group]) - top), 0.0)
+        weight = tl.exp(score - top) / tl.sum(terms, 0)
+    else:
+        weight = 1.0 / (1.0 + tl.exp(-score))
+    weight = tl.where(taken, weight, 0.0)
+    if RENORMALIZE:
+        weight = weight / (tl.sum(weight, 0) + 1e-20)
+    return tl.where(taken, key_index(chosen), 0), weight
+
+
+@triton.jit
 def choose(logits, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr):
     """The CHOSEN largest of each row of logits (FP32 [ROWS, >= EXPERTS]), best first, ties to the lowest index.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flintc.codegen.families.gemv import (
+    MAX_WARPS,
+    Constants,
     Walk,
     format_of,
     is_rounded,
@@ -48,7 +48,7 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
         },
         constants=shape.constants(n, k, tile) | {"RANKS": ranks},
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile) * ranks),
+        max_registers=max_registers(tile, -(-n // tile) * ranks, shape.warps),
     )
 
 
@@ -90,7 +90,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile, tiles * (slots + ranks)),
+        max_registers=max_registers(tile, tiles * (slots + ranks), shape.warps),
     )  # fmt: skip
 
 
@@ -100,11 +100,15 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     combine = only_op(graph, launch, "combine")
     x, ids, weight = op.inputs
     (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
-    shape = walk(tile, k, format_of(graph, op))
-    constants = shape.constants(n, k, tile) | {
-        "RANKS": ranks,
-        "COLUMNS": max(MAX_ROWS, power_of_two(ranks + len(shared))),
-    }
+    format = format_of(graph, op)
+    shared_k = matrix(graph, shared[0])[1] if shared else 0
+    slots = power_of_two(ranks + -(-shared_k // k))
+    shape = Walk(format, min(slots, MAX_WARPS), format.chains, steps_at_a_time(tile, k, 1, format))
+    constants: Constants = {
+        "N": n, "K": k, "TILE": tile, "SPLIT": slots, "CHAINS": shape.chains, "STEPS": shape.steps,
+        "EVEN": n % tile == 0 and k % (shape.steps * format.step) == 0 and shared_k % k == 0,
+        "RANKS": ranks, "COLUMNS": max(MAX_ROWS, power_of_two(ranks + len(shared))),
+    }  # fmt: skip
     sig = Signature(graph, launch)
     sig.value("x", x)
     sig.value("ids", ids)
@@ -113,7 +117,7 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     for other in shared:
         sig.value("shared_x", other.inputs[0])
         sig.value("shared", other.inputs[1])
-        constants |= _shared_walk(matrix(graph, other)[1], tile, shape, n)
+        constants["SHARED_K"] = shared_k
     output = only_op(graph, launch, "sum") if shared else combine
     sig.value("y", output.outputs[0])
     return sig.select(
@@ -125,14 +129,8 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         blocks={"shared": bool(shared), **weight_blocks(graph, launch, shared[0] if shared else op)},
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile)),
+        max_registers=max_registers(tile, -(-n // tile), shape.warps),
     )
-
-
-def _shared_walk(k: int, tile: int, shape: Walk, rows: int) -> dict[str, int | float | bool]:
-    """The shared expert's walk, over K of its own by the same warps."""
-    own = replace(shape, steps=steps_at_a_time(tile, k, shape.warps, shape.format))
-    return {"SHARED_K": k, "SHARED_STEPS": own.steps, "SHARED_EVEN": rows % tile == 0 and k % own.block == 0}
 
 
 def _activation(graph: Graph, launch: Launch, op: Op) -> str:

@@ -13,13 +13,18 @@ Constants = dict[str, int | float | bool]
 #: Warps of a program at most; they share K.
 MAX_WARPS = 8
 
+#: Warps of a program at least, where K has steps for them.
+FEW_WARPS = 4
+
 #: SMs of the smallest GPU that a launch is laid out for.
 SMS = 132
 
 #: Registers per thread: stated, they make the compiler load all of x at once after the wait, not where a part is used.
-#: SHARED_SM lets two programs of MAX_WARPS warps share an SM, so that a launch can start beside the one before. Where
-#: an SM gets one program its loads are all that is in flight: WHOLE_SM has more, and room for a small launch beside it.
-SHARED_SM, WHOLE_SM = 128, 168
+#: The small budget lets twice as many programs share an SM, the large one keeps more of each one's loads in flight.
+SMALL_BUDGET, LARGE_BUDGET = 128, 168
+
+#: Registers of an SM.
+SM_REGISTERS = 65536
 
 #: Output rows of a program where the launch does not say.
 TILE = 16
@@ -64,11 +69,13 @@ class Walk:
 
 
 def walk(tile: int, k: int, format: Format = BF16) -> Walk:
-    """All warps busy before any takes a second step.
+    """FEW_WARPS, more where a small tile is held at once by more, fewer where K has no steps for them.
 
+    Small programs pack well: all of a launch's fit the GPU at once, and beside those of the launch before.
     A tile of 16 rows is a row of instructions, each waiting for the one before: chains hide that.
     """
-    warps = min(MAX_WARPS, _steps(k, format))
+    held_by = _steps(k, format) // (format.loads * 8 // tile) if tile == 16 else FEW_WARPS
+    warps = min(MAX_WARPS, max(FEW_WARPS, held_by), _steps(k, format))
     return Walk(format, warps, format.chains if tile == 16 else 1, steps_at_a_time(tile, k, warps, format))
 
 
@@ -90,11 +97,15 @@ def _floor_power(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def max_registers(tile: int, programs: int) -> int:
-    """Register budget of a program; larger tiles have loads enough in flight however they are scheduled."""
+def max_registers(tile: int, programs: int, warps: int) -> int:
+    """Register budget of a program: the larger one where all programs still fit the GPU at once.
+
+    Larger tiles have loads enough in flight however they are scheduled.
+    """
     if tile > 16:
         return 0
-    return WHOLE_SM if programs <= SMS else SHARED_SM
+    resident = SMS * (SM_REGISTERS // (LARGE_BUDGET * 32 * warps))
+    return LARGE_BUDGET if programs <= resident else SMALL_BUDGET
 
 
 def tile_of(launch: Launch) -> int:
@@ -161,7 +172,7 @@ def linear(graph: Graph, launch: Launch) -> Selection:
         blocks={"epilogue": "store", "rounded": rounded, **weight_blocks(graph, launch, op)},
         constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile)),
+        max_registers=max_registers(tile, -(-n // tile), shape.warps),
     )
 
 
@@ -183,7 +194,7 @@ def gate_up(graph: Graph, launch: Launch) -> Selection:
         blocks={"epilogue": "silu_mul", "rounded": is_rounded(graph, op), **weight_blocks(graph, launch, op)},
         constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile)),
+        max_registers=max_registers(tile, -(-n // tile), shape.warps),
     )
 
 
@@ -215,7 +226,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile, heads * parts),
+        max_registers=max_registers(tile, heads * parts, shape.warps),
     )  # fmt: skip
 
 

@@ -61,7 +61,6 @@ def _choice(graph: Graph, sig: Signature, topk: Op) -> dict[str, int | float | b
     sig.value("ids", topk.outputs[0])
     sig.value("mix", topk.outputs[1])
     return {
-        "SCORES": power_of_two(columns(graph, topk.inputs[0])),
         "CHOSEN": columns(graph, topk.outputs[0]),
         "SOFTMAX": topk.attrs["score"] == "softmax",
         "RENORMALIZE": topk.attrs["renormalize"] is True,

@@ -153,16 +153,22 @@ class DeviceStep:
         seqs.fill_(-1)
         self.run(rows, part)  # of no sequence: kernels are loaded for good before they are captured, and do nothing
         seqs.copy_(given)
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            graph.capture_begin()
-            self.run(rows, part)
-            graph.capture_end()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        return graph
+        return captured(self.launches(rows, part), self.device)
 
     def replay(self, rows: int, part: Part = "logits") -> None:
         """Run one captured step of ``rows`` rows on the current stream."""
         self.graph(rows, part).replay()
+
+
+def captured(launches: Sequence[PreparedLaunch], device: torch.device) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of ``launches``, one after the other, each loaded before."""
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        for launch in launches:
+            launch(stream.cuda_stream)
+        graph.capture_end()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return graph

@@ -1,0 +1,163 @@
+"""A product for each warp: the loads and sums of :mod:`gemv` and :mod:`nvfp4` where warps do not share K.
+
+Each of SPLIT warps multiplies weight rows of its own with a vector of its own, which has a column of its own: one sum
+over the warps then gives all products. A warp's product is told by values of shape [SPLIT]: where its rows begin, their
+``stride``, the ``width`` of K that it covers (none: it has no product), and the ``place`` of its column.
+"""
+
+import triton
+import triton.language as tl
+
+from flintc.codegen.device.gemv import weight_operand
+from flintc.codegen.device.numerics import dot_bf16, round_bf16
+from flintc.codegen.device.nvfp4 import packed_operand
+
+
+@triton.jit
+def own_weights(rows_ptr, groups, rows, stride, width, k, STEPS: tl.constexpr, EVEN: tl.constexpr):
+    """Tile of each warp's BF16 rows from column ``k`` on: [STEPS, ROWS / 8, SPLIT, 32 lanes, 8]; zero outside."""
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    row = groups[None, :, None, None, None] + lane // 4
+    column = k + step * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    at = rows_ptr[None, None, :, None, None] + row * stride[None, None, :, None, None] + column
+    if EVEN:
+        # A warp that has no product has no columns either.
+        return tl.load(at, mask=width[None, None, :, None, None] > 0, other=0.0)
+    else:
+        return tl.load(at, mask=(row < rows) & (column < width[None, None, :, None, None]), other=0.0)
+
+
+@triton.jit
+def own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k, STEPS: tl.constexpr, EVEN: tl.constexpr):
+    """The same of NVFP4 rows: codes int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 without the last axis."""
+    step = tl.arange(0, STEPS)[:, None, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :]
+    row = groups[None, :, None, None] + lane // 4
+    # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within a row or outside.
+    block = k // 32 + step * 4 + lane % 4
+    at = tl.max_contiguous(row * (stride // 32)[None, None, :, None] + block, (1, 1, 1, 1))
+    words = at[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
+    codes_at = codes_ptr[None, None, :, None, None] + words
+    scales_at = scales_ptr[None, None, :, None] + at
+    inside = width[None, None, :, None] > 0
+    if not EVEN:
+        inside = (row < rows) & (block < (width // 32)[None, None, :, None])
+    return tl.load(codes_at, mask=inside[:, :, :, :, None], other=0), tl.load(scales_at, mask=inside, other=0)
+
+
+@triton.jit
+def own_vectors(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STEPS: tl.constexpr):
+    """Each warp's BF16 vector from column ``k`` of K on, beside BF16 weights, as column ``place`` of its operand.
+
+    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS], zeros elsewhere.
+    """
+    SPLIT: tl.constexpr = x_ptr.shape[0]
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    vector = (
+        tl.arange(0, COLUMNS // 8)[None, :, None, None, None] * 8 + tl.arange(0, 32)[None, None, None, :, None] // 4
+    )
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    column = k + step * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    live = (vector == place[None, None, :, None, None]) & (column < width[None, None, :, None, None])
+    x = tl.load(x_ptr[None, None, :, None, None] + column, mask=live, other=0.0)
+    # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
+    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
+    x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
+    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, COLUMNS))
+
+
+@triton.jit
+def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STEPS: tl.constexpr):
+    """The same beside NVFP4 weights: [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]."""
+    SPLIT: tl.constexpr = x_ptr.shape[0]
+    step = tl.arange(0, STEPS)[:, None, None, None, None, None]
+    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
+    word = tl.arange(0, 4)[None, None, :, None, None, None]
+    lane = tl.arange(0, 32)[None, None, None, None, :, None]
+    column = k + (step * 4 + lane % 4) * 32 + word * 8 + tl.arange(0, 8)[None, None, None, None, None, :]
+    live = eight * 8 + lane // 4 == place[None, None, None, :, None, None]
+    live = live & (column < width[None, None, None, :, None, None])
+    x = tl.load(x_ptr[None, None, None, :, None, None] + column, mask=live, other=0.0)
+    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
+    x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
+    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
+    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, COLUMNS))
+
+
+@triton.jit
+def accumulate_own(
+    acc, rows_ptr, groups, rows, stride, width, x_ptr, place, K: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
+):
+    """acc + every warp's BF16 rows times its vector, over at most K columns: FP32 [CHAINS * SPLIT, ROWS, COLUMNS]."""
+    CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
+    tile = own_weights(rows_ptr, groups, rows, stride, width, 0, STEPS, EVEN)
+    for k in tl.static_range(0, K, STEPS * 32):
+        x = own_vectors(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
+        weights = weight_operand(tile, CHAINS)
+        if k + STEPS * 32 < K:
+            tile = own_weights(rows_ptr, groups, rows, stride, width, k + STEPS * 32, STEPS, EVEN)
+        acc = dot_bf16(weights, x, acc)
+    return acc
+
+
+@triton.jit
+def accumulate_own_packed(
+    acc,
+    codes_ptr,
+    scales_ptr,
+    groups,
+    rows,
+    stride,
+    width,
+    x_ptr,
+    place,
+    K: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
+    CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
+    tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, 0, STEPS, EVEN)
+    for k in tl.static_range(0, K, STEPS * 128):
+        x = own_vectors_of_words(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
+        weights = packed_operand(tile, CHAINS)
+        if k + STEPS * 128 < K:
+            tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k + STEPS * 128, STEPS, EVEN)
+        acc = dot_bf16(weights, x, acc)
+    return acc
+
+
+@triton.jit
+def halves(y):
+    """First and second half of the columns of y [ROWS, COLUMNS]."""
+    return tl.split(tl.permute(tl.reshape(y, (y.shape[0], 2, y.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def add_eight(total, y, RANKS: tl.constexpr, SHARED: tl.constexpr):
+    """``total`` [ROWS] plus the first RANKS of eight columns of y [ROWS, 8] in order; see :func:`combine_columns`."""
+    low, high = halves(y)
+    y01, y23 = halves(low)
+    y45, y67 = halves(high)
+    for column in tl.static_range(0, RANKS + SHARED):
+        if column < 8:
+            y0, y1 = tl.split(y01 if column < 2 else y23 if column < 4 else y45 if column < 6 else y67)
+            if column == RANKS:
+                total = round_bf16(total).to(tl.float32)
+            total += y0 if column % 2 == 0 else y1
+    return total
+
+
+@triton.jit
+def combine_columns(y, RANKS: tl.constexpr, SHARED: tl.constexpr):
+    """The first RANKS of 8 or 16 columns of y [ROWS, COLUMNS] (FP32) added in order: FP32 [ROWS].
+
+    SHARED: that sum is rounded to BF16, and the next column added.
+    """
+    total = tl.zeros((y.shape[0],), tl.float32)
+    if y.shape[1] == 8:
+        return add_eight(total, y, RANKS, SHARED)
+    else:
+        low, high = halves(y)
+        return add_eight(add_eight(total, low, RANKS, SHARED), high, RANKS - 8, SHARED)
