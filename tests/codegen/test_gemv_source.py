@@ -51,7 +51,6 @@ def read_above_the_wait(graph: Graph) -> list[set[str]]:
         ("gate_up", "weight_ptr"),
         ("qkv_window", "weight_ptr"),
         ("expert_gate_up", "shared_ptr"),
-        ("expert_down", "shared_ptr"),
         ("route", "router_ptr"),
     ],
 )

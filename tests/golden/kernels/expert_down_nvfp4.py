@@ -6,18 +6,17 @@ Ops:
   linear: FP32 accumulate, tensor scale on the accumulator, then `out`
   sum: bf16(a + b)
 
-Bound: N=2048, K=512, TILE=16, SPLIT=4, CHAINS=4, STEPS=1, EVEN=True, RANKS=6, COLUMNS=8, SHARED_K=1024, SHARED_STEPS=2,
-  SHARED_EVEN=True
+Bound: N=2048, K=512, TILE=16, SPLIT=8, CHAINS=4, STEPS=4, EVEN=True, RANKS=6, COLUMNS=8, SHARED_K=1024
 """
 
 import triton
 import triton.language as tl
 
 
-INTERPRET: tl.constexpr = tl.constexpr(False)
-
-
 SUM_UNIT: tl.constexpr = tl.constexpr(128.0)
+
+
+INTERPRET: tl.constexpr = tl.constexpr(False)
 
 
 @triton.jit
@@ -30,69 +29,35 @@ def dot_bf16(a, b, acc):
 
 
 @triton.jit
-def load_packed(
-    codes_ptr,
-    scales_ptr,
-    groups,
-    rows,
-    k,
-    K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    STEPS: tl.constexpr,
-    EVEN: tl.constexpr,
-):
-    """Tile of the NVFP4 matrix [``rows``, K], from column ``k`` on: words of codes, and pairs of scale bytes.
-
-    Codes are int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 [STEPS, ROWS / 8, SPLIT, 32 lanes].
-    """
+def own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k, STEPS: tl.constexpr, EVEN: tl.constexpr):
+    """The same of NVFP4 rows: codes int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 without the last axis."""
     step = tl.arange(0, STEPS)[:, None, None, None]
-    split = tl.arange(0, SPLIT)[None, None, :, None]
     lane = tl.arange(0, 32)[None, None, None, :]
     row = groups[None, :, None, None] + lane // 4
-    # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within K or outside.
-    block = k // 32 + (step * SPLIT + split) * 4 + lane % 4
-    # Four lanes' scales lie side by side; told so, the compiler would let one lane load them for the others.
-    at = tl.max_contiguous(row * (K // 32) + block, (1, 1, 1, 1))
+    # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within a row or outside.
+    block = k // 32 + step * 4 + lane % 4
+    at = tl.max_contiguous(row * (stride // 32)[None, None, :, None] + block, (1, 1, 1, 1))
     words = at[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
-    codes_ptr = codes_ptr.to(tl.pointer_type(tl.int32))
-    scales_ptr = scales_ptr.to(tl.pointer_type(tl.int16))
-    if EVEN:
-        return tl.load(codes_ptr + words), tl.load(scales_ptr + at)
-    else:
-        inside = (row < rows) & (block < K // 32)
-        codes = tl.load(codes_ptr + words, mask=inside[:, :, :, :, None], other=0)
-        return codes, tl.load(scales_ptr + at, mask=inside, other=0)
+    codes_at = codes_ptr[None, None, :, None, None] + words
+    scales_at = scales_ptr[None, None, :, None] + at
+    inside = width[None, None, :, None] > 0
+    if not EVEN:
+        inside = (row < rows) & (block < (width // 32)[None, None, :, None])
+    return tl.load(codes_at, mask=inside[:, :, :, :, None], other=0), tl.load(scales_at, mask=inside, other=0)
 
 
 @triton.jit
-def load_vectors_of_words(
-    x_ptr,
-    first,
-    count,
-    k,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    CHAINS: tl.constexpr,
-    STEPS: tl.constexpr,
-    EVEN: tl.constexpr,
-):
-    """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, in the order of packed weights.
-
-    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: the vectors in columns from ``first`` on, zeros elsewhere.
-    """
+def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STEPS: tl.constexpr):
+    """The same beside NVFP4 weights: [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]."""
+    SPLIT: tl.constexpr = x_ptr.shape[0]
     step = tl.arange(0, STEPS)[:, None, None, None, None, None]
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
     word = tl.arange(0, 4)[None, None, :, None, None, None]
-    split = tl.arange(0, SPLIT)[None, None, None, :, None, None]
     lane = tl.arange(0, 32)[None, None, None, None, :, None]
-    vector = eight * 8 + lane // 4
-    column = k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8
-    column += tl.arange(0, 8)[None, None, None, None, None, :]
-    live = (vector >= first) & (vector < first + count)
-    if not EVEN:
-        live = live & (column < K)
-    x = tl.load(x_ptr + (vector - first) * K + column, mask=live, other=0.0)
+    column = k + (step * 4 + lane % 4) * 32 + word * 8 + tl.arange(0, 8)[None, None, None, None, None, :]
+    live = eight * 8 + lane // 4 == place[None, None, None, :, None, None]
+    live = live & (column < width[None, None, None, :, None, None])
+    x = tl.load(x_ptr[None, None, None, :, None, None] + column, mask=live, other=0.0)
     # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
     x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
@@ -211,52 +176,36 @@ def packed_operand(tile, CHAINS: tl.constexpr):
 
 
 @triton.jit
-def accumulate_packed(
+def accumulate_own_packed(
     acc,
-    tile,
     codes_ptr,
     scales_ptr,
     groups,
     rows,
+    stride,
+    width,
     x_ptr,
-    first,
-    count,
+    place,
     K: tl.constexpr,
-    SPLIT: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """acc + weight rows x vectors over all of K, in SUM_UNIT: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], see accumulate."""
-    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
-    for k in tl.static_range(0, K, SPLIT * STEPS * 128):
-        x = load_vectors_of_words(x_ptr, first, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+    """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
+    CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
+    tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, 0, STEPS, EVEN)
+    for k in tl.static_range(0, K, STEPS * 128):
+        x = own_vectors_of_words(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
         weights = packed_operand(tile, CHAINS)
-        ahead = k + SPLIT * STEPS * 128
-        if ahead < K:
-            tile = load_packed(codes_ptr, scales_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN)
+        if k + STEPS * 128 < K:
+            tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k + STEPS * 128, STEPS, EVEN)
         acc = dot_bf16(weights, x, acc)
     return acc
 
 
 @triton.jit
-def column_of(y, column: tl.constexpr):
-    """One column of y [ROWS, COLUMNS] (FP32)."""
-    return tl.sum(tl.where(tl.arange(0, y.shape[1])[None, :] == column, y, 0.0), 1)
-
-
-@triton.jit
-def load_row_scales(scale_ptr, groups, rows):
-    """FP32 scales of a tile's rows times SUM_UNIT, [ROWS, 1]; zero past ``rows``."""
-    row = groups[:, None] + tl.arange(0, 8)[None, :]
-    scale = tl.load(scale_ptr + row, mask=row < rows, other=0.0) * SUM_UNIT
-    return tl.reshape(scale, (groups.shape[0] * 8, 1))
-
-
-@triton.jit
-def release_dependents():
-    """Let the next launch start. Publishes nothing: the next launch's wait does."""
-    if not INTERPRET:
-        tl.extra.cuda.gdc_launch_dependents()
+def halves(y):
+    """First and second half of the columns of y [ROWS, COLUMNS]."""
+    return tl.split(tl.permute(tl.reshape(y, (y.shape[0], 2, y.shape[1] // 2)), (0, 2, 1)))
 
 
 @triton.jit
@@ -274,9 +223,83 @@ def round_bf16(x):
 
 
 @triton.jit
+def add_eight(total, y, RANKS: tl.constexpr, SHARED: tl.constexpr):
+    """``total`` [ROWS] plus the first RANKS of eight columns of y [ROWS, 8] in order; see :func:`combine_columns`."""
+    low, high = halves(y)
+    y01, y23 = halves(low)
+    y45, y67 = halves(high)
+    for column in tl.static_range(0, RANKS + SHARED):
+        if column < 8:
+            y0, y1 = tl.split(y01 if column < 2 else y23 if column < 4 else y45 if column < 6 else y67)
+            if column == RANKS:
+                total = round_bf16(total).to(tl.float32)
+            total += y0 if column % 2 == 0 else y1
+    return total
+
+
+@triton.jit
+def combine_columns(y, RANKS: tl.constexpr, SHARED: tl.constexpr):
+    """The first RANKS of 8 or 16 columns of y [ROWS, COLUMNS] (FP32) added in order: FP32 [ROWS].
+
+    SHARED: that sum is rounded to BF16, and the next column added.
+    """
+    total = tl.zeros((y.shape[0],), tl.float32)
+    if y.shape[1] == 8:
+        return add_eight(total, y, RANKS, SHARED)
+    else:
+        low, high = halves(y)
+        return add_eight(add_eight(total, low, RANKS, SHARED), high, RANKS - 8, SHARED)
+
+
+@triton.jit
+def release_dependents():
+    """Let the next launch start. Publishes nothing: the next launch's wait does."""
+    if not INTERPRET:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def row_groups(TILE: tl.constexpr):
     """First row of each group of eight of a tile: consecutive rows."""
     return tl.arange(0, TILE // 8) * 8
+
+
+@triton.jit
+def add_neighbours(x):
+    """Neighbours along the last of three axes added: half as many."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
+    return even + odd
+
+
+@triton.jit
+def add_all(x):
+    """Sum over the last of three axes (at most 16), as a fixed tree: [A, B, 1].
+
+    Asked to ``split`` that axis, the compiler gives each thread all of it at once, in one exchange through shared
+    memory. A reduction between warps would take three, with up to 8 lanes at a bank.
+    """
+    if x.shape[2] > 8:
+        x = add_neighbours(x)
+    if x.shape[2] > 4:
+        x = add_neighbours(x)
+    if x.shape[2] > 2:
+        x = add_neighbours(x)
+    if x.shape[2] > 1:
+        x = add_neighbours(x)
+    return x
+
+
+@triton.jit
+def sum_chains(acc, SPLIT: tl.constexpr):
+    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread."""
+    return tl.sum(tl.reshape(acc, (acc.shape[0] // SPLIT, SPLIT, acc.shape[1], acc.shape[2])), 0)
+
+
+@triton.jit
+def sum_warps(acc, SPLIT: tl.constexpr):
+    """What the warps of a program have found of their shares of K, added: [ROWS, COLUMNS]."""
+    shares = tl.permute(sum_chains(acc, SPLIT), (1, 2, 0))
+    return tl.reshape(add_all(shares), (shares.shape[0], shares.shape[1]))
 
 
 @triton.jit
@@ -309,8 +332,6 @@ def expert_down_2048x512_nvfp4_shared(
     RANKS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SHARED_K: tl.constexpr,
-    SHARED_STEPS: tl.constexpr,
-    SHARED_EVEN: tl.constexpr,
 ):
     """y [B, 2048] = the 6 chosen experts' products, weighted and summed, plus the shared expert's."""
     release_dependents()
@@ -319,38 +340,41 @@ def expert_down_2048x512_nvfp4_shared(
     rows = N - first
     groups = row_groups(TILE)
     row = first + tl.arange(0, TILE)
-    shared_codes = shared_codes_ptr + first.to(tl.int64) * (SHARED_K // 2)
-    shared_scales = shared_scales_ptr + first.to(tl.int64) * (SHARED_K // 16)
-    tile = load_packed(shared_codes, shared_scales, groups, rows, 0, SHARED_K, SPLIT, SHARED_STEPS, SHARED_EVEN)
-    scale = load_row_scales(shared_scale_ptr + first, groups, rows)
     # Above: nothing that this step writes. Below: what its launches have made.
     wait_for_producers()
     if tl.load(ids_ptr + vector * RANKS) < 0:
         # A padded row has no expert at any rank. Nobody reads what becomes of it: it leaves at once.
         tl.store(y_ptr + vector * N + row, 0.0, mask=row < N)
         return
-    # Each expert's product has a column: those of the ranks, then the shared one. One sum over the warps serves all.
+    # Each warp has a product: those of the ranks, then parts of the shared expert's, as wide as an expert.
+    slot = tl.arange(0, SPLIT)
+    routed = slot < RANKS
+    product = vector * RANKS + slot
+    expert = tl.load(ids_ptr + product, mask=routed, other=0).to(tl.int64)
+    place = tl.minimum(slot, COLUMNS - 1)
+    stride = tl.where(routed, K, SHARED_K)
+    x = x_ptr + product * K
+    part = (slot - RANKS) * K
+    width = tl.where(routed, K, tl.minimum(SHARED_K - part, K))
+    x = tl.where(routed, x, shared_x_ptr + vector * SHARED_K + part)
+    place = tl.minimum(place, RANKS)
+    acc = tl.zeros((CHAINS * SPLIT, TILE, COLUMNS), tl.float32)
+    codes = weight_codes_ptr + (expert * N + first) * (K // 2)
+    codes = tl.where(routed, codes, shared_codes_ptr + (first * SHARED_K + part) // 2)
+    scales = weight_scales_ptr + (expert * N + first) * (K // 16)
+    scales = tl.where(routed, scales, shared_scales_ptr + (first * SHARED_K + part) // 16)
+    codes, scales = codes.to(tl.pointer_type(tl.int32)), scales.to(tl.pointer_type(tl.int16))
+    acc = accumulate_own_packed(acc, codes, scales, groups, rows, stride, width, x, place, K, STEPS, EVEN)
+    # A column is a product.
     column = tl.arange(0, COLUMNS)[None, :]
     mix = tl.load(mix_ptr + vector * RANKS + column, mask=column < RANKS, other=0.0)
-    acc = tl.zeros((CHAINS * SPLIT, TILE, COLUMNS), tl.float32)
-    x = shared_x_ptr + vector * SHARED_K
-    acc = accumulate_packed(
-        acc, tile, shared_codes, shared_scales, groups, rows, x, RANKS, 1, SHARED_K, SPLIT, SHARED_STEPS, SHARED_EVEN
-    )
-    for rank in tl.static_range(RANKS):
-        product = vector * RANKS + rank
-        expert = tl.load(ids_ptr + product).to(tl.int64)
-        weight_codes = weight_codes_ptr + (expert * N + first) * (K // 2)
-        weight_scales = weight_scales_ptr + (expert * N + first) * (K // 16)
-        tile = load_packed(weight_codes, weight_scales, groups, rows, 0, K, SPLIT, STEPS, EVEN)
-        scale = tl.where(column == rank, load_row_scales(weight_scale_ptr + expert * N + first, groups, rows), scale)
-        x = x_ptr + product * K
-        acc = accumulate_packed(acc, tile, weight_codes, weight_scales, groups, rows, x, rank, 1, K, SPLIT, STEPS, EVEN)
-    y = round_bf16(tl.sum(acc, 0) * scale).to(tl.float32)
-    weighted = y * mix
-    routed = tl.zeros((TILE,), tl.float32)
-    for rank in tl.static_range(RANKS):
-        routed += column_of(weighted, rank)
-    total = round_bf16(routed)
-    total = round_bf16(total.to(tl.float32) + column_of(y, RANKS))
-    tl.store(y_ptr + vector * N + row, total, mask=row < N)
+    y = sum_warps(acc, SPLIT)
+    expert = tl.load(ids_ptr + vector * RANKS + column, mask=column < RANKS, other=0).to(tl.int64)
+    scale = weight_scale_ptr + expert * N
+    scale = tl.where(column < RANKS, scale, shared_scale_ptr)
+    known = (row < N)[:, None] & (column < RANKS + 1)
+    y *= tl.load(scale + row[:, None], mask=known, other=0.0) * SUM_UNIT
+    y = round_bf16(y).to(tl.float32)
+    terms = tl.where(column < RANKS, y * mix, y)
+    total = combine_columns(terms, RANKS, SHARED=1)
+    tl.store(y_ptr + vector * N + row, round_bf16(total), mask=row < N)

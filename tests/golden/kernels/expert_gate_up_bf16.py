@@ -119,9 +119,10 @@ def accumulate(
 
 
 @triton.jit
-def column_of(y, column: tl.constexpr):
-    """One column of y [ROWS, COLUMNS] (FP32)."""
-    return tl.sum(tl.where(tl.arange(0, y.shape[1])[None, :] == column, y, 0.0), 1)
+def first_column(acc):
+    """The first column of sums [SUMS, ROWS, COLUMNS], as [SUMS, ROWS, 1]."""
+    first = tl.arange(0, acc.shape[2])[None, None, :] == 0
+    return tl.sum(tl.where(first, acc, 0.0), 2, keep_dims=True)
 
 
 @triton.jit
@@ -160,13 +161,46 @@ def silu_mul(gate, up):
 
 
 @triton.jit
-def split_pairs(y):
-    """Gate and up rows of a paired tile [ROWS, COLUMNS]: twice [ROWS / 2, COLUMNS]."""
-    ROWS: tl.constexpr = y.shape[0]
-    COLUMNS: tl.constexpr = y.shape[1]
-    y = tl.reshape(y, (ROWS // 16, 2, 8, COLUMNS))
-    y = tl.permute(y, (0, 2, 3, 1))
-    return tl.split(tl.reshape(y, (ROWS // 2, COLUMNS, 2)))
+def add_neighbours(x):
+    """Neighbours along the last of three axes added: half as many."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
+    return even + odd
+
+
+@triton.jit
+def add_all(x):
+    """Sum over the last of three axes (at most 16), as a fixed tree: [A, B, 1].
+
+    Asked to ``split`` that axis, the compiler gives each thread all of it at once, in one exchange through shared
+    memory. A reduction between warps would take three, with up to 8 lanes at a bank.
+    """
+    if x.shape[2] > 8:
+        x = add_neighbours(x)
+    if x.shape[2] > 4:
+        x = add_neighbours(x)
+    if x.shape[2] > 2:
+        x = add_neighbours(x)
+    if x.shape[2] > 1:
+        x = add_neighbours(x)
+    return x
+
+
+@triton.jit
+def sum_chains(acc, SPLIT: tl.constexpr):
+    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread."""
+    return tl.sum(tl.reshape(acc, (acc.shape[0] // SPLIT, SPLIT, acc.shape[1], acc.shape[2])), 0)
+
+
+@triton.jit
+def sum_pairs(acc, SPLIT: tl.constexpr):
+    """The same of a paired tile: gate and up, each [ROWS / 2, COLUMNS]."""
+    ROWS: tl.constexpr = acc.shape[1]
+    COLUMNS: tl.constexpr = acc.shape[2]
+    shares = tl.reshape(sum_chains(acc, SPLIT), (SPLIT, ROWS // 16, 2, 8, COLUMNS))
+    shares = tl.permute(shares, (1, 3, 4, 2, 0))
+    both = add_all(tl.reshape(shares, (ROWS // 2 * COLUMNS, 2, SPLIT)))
+    gate, up = tl.split(tl.reshape(both, (ROWS // 2, COLUMNS, 2)))
+    return gate, up
 
 
 @triton.jit
@@ -174,6 +208,15 @@ def wait_for_producers():
     """Block until every launch before this one has finished and its stores are visible."""
     if not INTERPRET:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def weight_rows(weight_ptr, column, N: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Pointers to the weight rows of COLUMNS output columns; past N the last one stands in."""
+    n = column + tl.arange(0, COLUMNS)
+    if N % COLUMNS != 0:
+        n = tl.minimum(n, N - 1)
+    return weight_ptr + n.to(tl.int64) * K
 
 
 @triton.jit
@@ -214,7 +257,7 @@ def expert_gate_up_1024x2048_shared(
         wait_for_producers()
         acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
         acc = accumulate(acc, tile, shared_rows, groups, rows, x_ptr, 0, B, K, SPLIT, STEPS, SHARED_EVEN)
-        gate, up = split_pairs(tl.sum(acc, 0))
+        gate, up = sum_pairs(acc, SPLIT)
         # Gate and up are outputs of a BF16 op: rounded before they meet.
         gate, up = round_bf16(gate), round_bf16(up)
         row = first + tl.arange(0, TILE // 2)[:, None]
@@ -240,8 +283,5 @@ def expert_gate_up_1024x2048_shared(
     x = x_ptr + vector * K
     acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
     acc = accumulate(acc, tile, weight_rows, groups, rows, x, 0, 1, K, SPLIT, STEPS, EVEN)
-    # Each warp holds its steps' share of the sum.
-    y = tl.sum(acc, 0)
-    gate, up = split_pairs(y)
-    gate, up = column_of(gate, 0), column_of(up, 0)
-    tl.store(act_ptr + product * (N // 2) + row, silu_mul(gate, up), mask=row < N // 2)
+    gate, up = sum_pairs(first_column(acc), SPLIT)
+    tl.store(act_ptr + product * (N // 2) + row[:, None], silu_mul(gate, up), mask=row[:, None] < N // 2)

@@ -142,10 +142,57 @@ def row_groups(TILE: tl.constexpr):
 
 
 @triton.jit
+def add_neighbours(x):
+    """Neighbours along the last of three axes added: half as many."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
+    return even + odd
+
+
+@triton.jit
+def add_all(x):
+    """Sum over the last of three axes (at most 16), as a fixed tree: [A, B, 1].
+
+    Asked to ``split`` that axis, the compiler gives each thread all of it at once, in one exchange through shared
+    memory. A reduction between warps would take three, with up to 8 lanes at a bank.
+    """
+    if x.shape[2] > 8:
+        x = add_neighbours(x)
+    if x.shape[2] > 4:
+        x = add_neighbours(x)
+    if x.shape[2] > 2:
+        x = add_neighbours(x)
+    if x.shape[2] > 1:
+        x = add_neighbours(x)
+    return x
+
+
+@triton.jit
+def sum_chains(acc, SPLIT: tl.constexpr):
+    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread."""
+    return tl.sum(tl.reshape(acc, (acc.shape[0] // SPLIT, SPLIT, acc.shape[1], acc.shape[2])), 0)
+
+
+@triton.jit
+def sum_warps(acc, SPLIT: tl.constexpr):
+    """What the warps of a program have found of their shares of K, added: [ROWS, COLUMNS]."""
+    shares = tl.permute(sum_chains(acc, SPLIT), (1, 2, 0))
+    return tl.reshape(add_all(shares), (shares.shape[0], shares.shape[1]))
+
+
+@triton.jit
 def wait_for_producers():
     """Block until every launch before this one has finished and its stores are visible."""
     if not INTERPRET:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def weight_rows(weight_ptr, column, N: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Pointers to the weight rows of COLUMNS output columns; past N the last one stands in."""
+    n = column + tl.arange(0, COLUMNS)
+    if N % COLUMNS != 0:
+        n = tl.minimum(n, N - 1)
+    return weight_ptr + n.to(tl.int64) * K
 
 
 @triton.jit
@@ -173,8 +220,7 @@ def linear_2048x4096(
     wait_for_producers()
     acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
     acc = accumulate(acc, tile, weight_rows, groups, rows, x_ptr, 0, B, K, SPLIT, STEPS, EVEN)
-    # Each warp holds its steps' share of the sum.
-    y = tl.sum(acc, 0)
     vector = tl.arange(0, 8)[None, :]
+    y = sum_warps(acc, SPLIT)
     row = first + tl.arange(0, TILE)[:, None]
     tl.store(y_ptr + vector * N + row, round_bf16(y), mask=(row < N) & (vector < B))

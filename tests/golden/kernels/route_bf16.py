@@ -6,7 +6,7 @@ Ops:
   router: FP32 weights, FP32 logits
   topk: FP32
 
-Bound: EXPERTS=256, WIDTH=2048, BLOCK=2048, TILE=4, EPS=1e-06, SCORES=256, CHOSEN=6, SOFTMAX=False, RENORMALIZE=True
+Bound: EXPERTS=256, WIDTH=2048, BLOCK=2048, TILE=4, EPS=1e-06, CHOSEN=6, SOFTMAX=False, RENORMALIZE=True
 """
 
 import triton
@@ -60,31 +60,44 @@ def key_logit(key):
 
 
 @triton.jit
-def choose(logits, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr):
-    """The CHOSEN largest of each row of logits (FP32 [ROWS, >= EXPERTS]), best first, ties to the lowest index.
+def choose_row(
+    logits_ptr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr
+):
+    """The CHOSEN largest of the EXPERTS logits (FP32) of a row at ``logits_ptr``, best first, ties to the lowest index.
 
-    Returns ids int32 and weights FP32, [ROWS, power of two >= CHOSEN]; columns past CHOSEN hold 0.
+    Returns ids int32 and weights FP32, [power of two >= CHOSEN]; elements past CHOSEN hold 0.
+
+    Logits are held 32 to a tensor, one a lane, every warp holding all of them: no round of the choice needs a barrier.
     """
-    index = tl.arange(0, logits.shape[1])[None, :]
-    rank = tl.arange(0, triton.next_power_of_2(CHOSEN))[None, :]
-    keys = tl.where(index < EXPERTS, choice_key(logits, index), NO_KEY)
-    chosen = tl.full((logits.shape[0], rank.shape[1]), NO_KEY, tl.int64)
+    lane = tl.arange(0, 32)
+    keys = ()
+    for first in tl.static_range(0, EXPERTS, 32):
+        index = first + lane
+        logit = tl.load(logits_ptr + index, mask=index < EXPERTS, other=0.0)
+        keys = keys + (tl.where(index < EXPERTS, choice_key(logit, index), NO_KEY),)
+    rank = tl.arange(0, triton.next_power_of_2(CHOSEN))
+    chosen = tl.full(rank.shape, NO_KEY, tl.int64)
+    best = ~NO_KEY
     for r in tl.static_range(CHOSEN):
-        best = tl.max(keys, 1)[:, None]
+        left = tl.full((32,), NO_KEY, tl.int64)
+        for group in tl.static_range(len(keys)):
+            left = tl.maximum(left, tl.where(keys[group] < best, keys[group], NO_KEY))
+        best = tl.max(left, 0)
         chosen = tl.where(rank == r, best, chosen)
-        keys = tl.where(keys == best, NO_KEY, keys)
     taken = rank < CHOSEN
     score = tl.where(taken, key_logit(chosen), 0.0)
     if SOFTMAX:
         # The best logit is the largest: no second maximum is needed.
-        top = tl.max(tl.where(taken, score, float("-inf")), 1)[:, None]
-        total = tl.sum(tl.where(index < EXPERTS, tl.exp(logits - top), 0.0), 1)[:, None]
-        weight = tl.exp(score - top) / total
+        top = tl.max(tl.where(taken, score, float("-inf")), 0)
+        terms = tl.zeros((32,), tl.float32)
+        for group in tl.static_range(len(keys)):
+            terms += tl.where(keys[group] != NO_KEY, tl.exp(key_logit(keys[group]) - top), 0.0)
+        weight = tl.exp(score - top) / tl.sum(terms, 0)
     else:
         weight = 1.0 / (1.0 + tl.exp(-score))
     weight = tl.where(taken, weight, 0.0)
     if RENORMALIZE:
-        weight = weight / (tl.sum(weight, 1)[:, None] + 1e-20)
+        weight = weight / (tl.sum(weight, 0) + 1e-20)
     return tl.where(taken, key_index(chosen), 0), weight
 
 
@@ -140,7 +153,6 @@ def route_256x2048_add(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     EPS: tl.constexpr,
-    SCORES: tl.constexpr,
     CHOSEN: tl.constexpr,
     SOFTMAX: tl.constexpr,
     RENORMALIZE: tl.constexpr,
@@ -172,10 +184,8 @@ def route_256x2048_add(
     tl.store(logits_ptr + row * EXPERTS + expert, logits, mask=expert < EXPERTS)
     # The last program of the row finds all its logits.
     if arrive_last(arrivals_ptr + row, tl.num_programs(0)):
-        index = tl.arange(0, SCORES)[None, :]
-        scores = tl.load(logits_ptr + row * EXPERTS + index, mask=index < EXPERTS, other=0.0)
-        ids, mix = choose(scores, EXPERTS, CHOSEN, SOFTMAX, RENORMALIZE)
-        rank = tl.arange(0, ids.shape[1])[None, :]
+        ids, mix = choose_row(logits_ptr + row * EXPERTS, EXPERTS, CHOSEN, SOFTMAX, RENORMALIZE)
+        rank = tl.arange(0, ids.shape[0])
         # A padded row chooses no expert.
         tl.store(ids_ptr + row * CHOSEN + rank, tl.where(seq >= 0, ids, -1), mask=rank < CHOSEN)
         tl.store(mix_ptr + row * CHOSEN + rank, tl.where(seq >= 0, mix, 0.0), mask=rank < CHOSEN)
