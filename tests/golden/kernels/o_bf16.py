@@ -187,15 +187,6 @@ def wait_for_producers():
 
 
 @triton.jit
-def weight_rows(weight_ptr, column, N: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pointers to the weight rows of COLUMNS output columns; past N the last one stands in."""
-    n = column + tl.arange(0, COLUMNS)
-    if N % COLUMNS != 0:
-        n = tl.minimum(n, N - 1)
-    return weight_ptr + n.to(tl.int64) * K
-
-
-@triton.jit
 def linear_2048x4096(
     x_ptr,
     weight_ptr,
