@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from flintc.bench.forward import Event, ForwardBench
 from flintc.bundle import load_bundle
 from flintc.errors import BackendError
 from flintc.ir.cost import decode_env, graph_cost, launch_cost
+from flintc.ir.types import resolve
 from flintc.runtime.cuda.step import Part
 from flintc.spec import bind_defaults, load_spec
 
@@ -37,12 +39,22 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A kernel over one step: microseconds as the profiler saw them, waits included; MB and redundancy per launch."""
+    """A kernel over one step.
+
+    us: microseconds of all its launches as the profiler saw them, waits included. alone_us: of one, in a chain of its
+    own launches. mb: read and written by one, derived from the graph. share: those bytes in ``alone_us``, of the read
+    ceiling. programs: of the first launch. resident: programs that a multiprocessor holds at once.
+    redundancy: evaluations over those needed.
+    """
 
     name: str
     launches: int
     us: float
+    alone_us: float
     mb: float
+    share: float
+    programs: int
+    resident: int
     redundancy: float
 
 
@@ -92,23 +104,29 @@ def measure_step(
         trace.write_text(json.dumps(_chrome(events)), encoding="utf-8")
     return StepReport(
         graph.name, built.manifest.weights, context, batch, torch.cuda.get_device_name(), ceiling, len(events),
-        bench.step.workspace_bytes, tuple(parts), _kernels(bench, events, env),
+        bench.step.workspace_bytes, tuple(parts), _kernels(bench, events, env, ceiling),
     )  # fmt: skip
 
 
-def _kernels(bench: ForwardBench, events: Sequence[Event], env: dict[str, int]) -> tuple[KernelTime, ...]:
+def _kernels(
+    bench: ForwardBench, events: Sequence[Event], env: dict[str, int], ceiling: float
+) -> tuple[KernelTime, ...]:
     times: dict[str, list[float]] = defaultdict(list)
     for event in events:
         times[event.name].append(event.us)
     graph = bench.plan.graph
-    first = {planned.kernel: launch for planned, launch in zip(bench.plan.launches, graph.launches, strict=True)}
-    costs = {name: launch_cost(graph, launch, env) for name, launch in first.items()}
-    rows = [
-        KernelTime(name, len(us), sum(us), costs[name].bytes / 1e6, costs[name].redundancy)
-        for name, us in times.items()
-        if name in costs
-    ]
-    return tuple(sorted(rows, key=lambda k: -k.us))
+    rows = []
+    for planned, launch in zip(bench.plan.launches, graph.launches, strict=True):
+        us = times.pop(planned.kernel, None)
+        if us is None:
+            continue
+        cost, alone = launch_cost(graph, launch, env), bench.time_chain(planned.kernel)
+        programs = math.prod(resolve(d, {**bench.symbols, "B": bench.batch}) for d in planned.grid)
+        rows.append(KernelTime(
+            planned.kernel, len(us), sum(us), alone, cost.bytes / 1e6, cost.bytes / (alone * 1e-6) / ceiling, programs,
+            bench.step.kernels[planned.kernel].resident, cost.redundancy,
+        ))  # fmt: skip
+    return tuple(sorted(rows, key=lambda k: -k.launches * k.alone_us))
 
 
 def _chrome(events: Sequence[Event]) -> dict[str, Any]:

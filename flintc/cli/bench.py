@@ -51,15 +51,19 @@ def _show(found: StepReport) -> None:
         times.add_row(part.name, f"{part.ms:.3f}", f"{part.ms_p99:.3f}", f"{found.batch * 1e3 / part.ms:.0f}",
                       f"{part.nbytes / 1e9:.3f}", f"{part.share:.0%}")  # fmt: skip
     stdout.print(times)
-    kernels = Table("kernel", "launches", "us in all", "us each", "MB each", "redundancy")
+    kernels = Table("kernel", "launches", "us each", "us alone", "MB", "GB/s", "% of ceiling", "programs", "per SM",
+                    "redundancy")  # fmt: skip
     for k in found.kernels:
-        kernels.add_row(k.name, str(k.launches), f"{k.us:.1f}", f"{k.us / k.launches:.2f}", f"{k.mb:.2f}",
+        kernels.add_row(k.name, str(k.launches), f"{k.us / k.launches:.2f}", f"{k.alone_us:.2f}", f"{k.mb:.2f}",
+                        f"{k.mb * 1e3 / k.alone_us:.0f}", f"{k.share:.0%}", str(k.programs), str(k.resident),
                         f"{k.redundancy:.2f}")  # fmt: skip
     stdout.print(kernels)
     stdout.print(
         f"{found.spec}, {found.weights}, {found.context:,} tokens, batch {found.batch}; read ceiling "
-        f"{found.ceiling / 1e12:.2f} TB/s on {found.gpu}; {found.launches} launches by the profiler. A launch that "
-        "starts early counts its wait: kernels' times add up to more than the step's.",
+        f"{found.ceiling / 1e12:.2f} TB/s on {found.gpu}; {found.launches} launches by the profiler.\n"
+        "us each: in the step, by the profiler, which counts the wait of a launch that starts early. us alone: in a "
+        "chain of the kernel's own launches, each with its own weights; MB, GB/s and % of the ceiling go with it. "
+        "per SM: programs that fit at once.",
         highlight=False,
     )
 

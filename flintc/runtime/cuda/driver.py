@@ -68,6 +68,13 @@ class LoadedKernel:
     waits: bool
     extra_pointers: int
 
+    @property
+    def resident(self) -> int:
+        """Programs of the kernel that fit a multiprocessor at once, by registers, shared memory and warps."""
+        driver = load_driver()
+        threads = 32 * self.num_warps
+        return int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, self.shared_bytes)))
+
 
 def load_kernel(kernel: Kernel, compiled: CompiledKernel) -> LoadedKernel:
     """Load ``compiled`` into the current CUDA context."""
