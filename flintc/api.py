@@ -149,6 +149,7 @@ def load(
     tokenizer: str | Path | None = None,
     config: str | Path | None = None,
     context: int | None = None,
+    chunk: int | None = None,
     prepared: str | Path | bool | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -159,9 +160,10 @@ def load(
     GPU), or on the CPU ``reference`` (torch, the default there) or ``interpret`` (the generated kernels in Triton's
     interpreter). numerics: ``rounded``, or ``fp32`` for the oracle (reference only). spec: in place of the one that
     the checkpoint's architecture names. tokenizer, config: folders, or hub ids, in place of the checkpoint's own.
-    context: most tokens of one sequence (default: the model's; more is done with a warning). prepared: keep a copy of
-    the weights as kernels read them, and load from it next time; in the cache (True) or in a folder. progress: told of
-    kernels compiled and of weights loaded.
+    context: most tokens of one sequence (default: the model's; more is done with a warning). chunk: most tokens of a
+    prompt that the GPU takes at once, which bounds how long they delay other requests, and memory. prepared: keep a
+    copy of the weights as kernels read them, and load from it next time; in the cache (True) or in a folder. progress:
+    told of kernels compiled and of weights loaded.
 
     On a GPU without a bundle, one for this GPU and the checkpoint's sizes is compiled on first use, and cached.
 
@@ -187,6 +189,8 @@ def load(
     text = find_tokenizer(checkpoint, None if tokenizer is None else find_companion(tokenizer), own_config)
     bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
     limit = _context(context, bound)
+    if chunk is not None and chunk < 1:
+        raise UsageError(f"chunk is {chunk}: it must be 1 or more")
     format = checkpoint.weights_format
     on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
     graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
@@ -199,7 +203,7 @@ def load(
     notes = [str(checkpoint.report), *checkpoint.report.notes]
     executor: Executor
     if on_gpu is not None:
-        executor = on_device = _cuda_executor(on_gpu, weights, tables, limit)
+        executor = on_device = _cuda_executor(on_gpu, weights, tables, limit, chunk)
         notes.append(on_device.note)
     else:
         executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit)
@@ -407,14 +411,19 @@ def _check_weights_fit(graph: Graph) -> None:
 
 
 def _cuda_executor(
-    bundle: Bundle, weights: Mapping[str, Tensor | Nvfp4], tables: Mapping[str, Tensor], context: int
+    bundle: Bundle,
+    weights: Mapping[str, Tensor | Nvfp4],
+    tables: Mapping[str, Tensor],
+    context: int,
+    chunk: int | None,
 ) -> CudaExecutor:
     from flintc.runtime.cuda.executor import CudaExecutor
+    from flintc.runtime.prefill.path import CHUNK
 
     target = gpu_target()
     assert target is not None
     compiled, batches = bundle.for_target(target), bundle.manifest.batches
-    return CudaExecutor(bundle.plan, compiled, weights, tables, context, SLOTS, batches)
+    return CudaExecutor(bundle.plan, compiled, weights, tables, context, SLOTS, batches, chunk=chunk or CHUNK)
 
 
 def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:

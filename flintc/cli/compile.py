@@ -81,12 +81,13 @@ def _show(bundle: Bundle) -> None:
     for heading in ("target", "uses", "warps", "regs", "smem", "spill"):
         table.add_column(heading, justify="right")
     uses = Counter(launch.kernel for launch in bundle.plan.launches)
+    if bundle.plan.general is not None:
+        uses.update(kernel for routine in bundle.plan.general.routines for kernel in routine.kernels.values())
     for k in bundle.manifest.kernels:
         figures = (uses[k.name], k.num_warps, k.registers, k.shared_bytes, k.spill_stores + k.spill_loads)
         table.add_row(k.name, k.target, *map(str, figures))
     stdout.print(table)
-    step, prompts = len(bundle.plan.kernels), len(bundle.plan.all_kernels) - len(bundle.plan.kernels)
-    say(f"{len(bundle.plan.launches)} launches, {step} kernels, {prompts} for prompts -> {bundle.path}")
+    say(f"{len(bundle.plan.launches)} launches, {len(bundle.plan.all_kernels)} kernels -> {bundle.path}")
 
 
 def _batches(text: str) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from triton.compiler import ASTSource
 APPENDED = ("global_scratch", "profile_scratch")
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_TRAP = re.compile(r"^\s*trap;", re.M)
 _REGISTERS = re.compile(r"Used (\d+) registers")
 
 
@@ -98,6 +99,9 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not spills or not registers:
         raise WorkerError("ptxas did not say what resources the kernel uses")
     ptx, metadata = compiled.asm["ptx"], compiled.metadata
+    if _TRAP.search(ptx):
+        # Triton 3.7 says nothing where the tensor memory of a target runs out, and leaves a body that traps.
+        raise WorkerError("the compiler gave the kernel up: all it does is trap")
     return {
         "entry": metadata.name,
         "appended": appended_params(ptx, metadata.name, metadata, len(request["params"])),

@@ -19,15 +19,21 @@ Purposes = Mapping[str, str]
 
 _BF16, _F32, _I32, _U8, _INT = "*bf16", "*fp32", "*i32", "*u8", "i32"
 
+#: Schedules, measured on an H200: docs/prefill.md has the figures.
 #: Rows of the matrix that an attention program holds (rows of the prompt times heads that share keys), keys a tile,
 #: and warps: to the whole context, and to a window, where programs are short and so two of them share a processor.
 ATTENTION = {False: (128, 64, 8), True: (64, 32, 4)}
-#: Rows of one expert that a program multiplies, output columns, and columns of K a step.
-EXPERT_ROWS, EXPERT_COLUMNS, EXPERT_STEP = 128, 128, 64
-#: Blocks of output columns that a program computes one after the other, from rows it holds in shared memory.
+#: Rows of one expert that a program multiplies.
+EXPERT_ROWS = 128
+#: Output columns, warps and stages of a program, by product and whether weights are packed.
+EXPERT_TILES = {
+    ("gate_up", False): (128, 8, 4), ("down", False): (128, 8, 3),
+    ("gate_up", True): (64, 4, 3), ("down", True): (64, 4, 2),
+}  # fmt: skip
+#: Columns of K a step, where weights are not packed.
+EXPERT_STEP = 64
+#: Blocks of output columns that a program computes one after the other, where K is too short to fill it.
 EXPERT_BLOCKS = 8
-#: Columns of a row that shared memory holds for them, at most.
-EXPERT_RESIDENT = 512
 #: Columns that are permuted among themselves where packed weights meet the rows of a prompt.
 WORD_COLUMNS = 128
 #: BF16 parts that an FP32 router weight is the sum of, exactly.
@@ -123,14 +129,15 @@ class Kernels:
     def experts(self, ops: Sequence[Op]) -> Purposes:
         """The choice of experts, rows grouped by expert, and the two grouped products."""
         _, topk, gate_up, _, down = ops
-        packed = self._ordered(gate_up.inputs[0]), self._packs(down) and self._dim(down.inputs[2], 2) <= EXPERT_RESIDENT
-        unpacked = {} if all(packed) else self._unpack(gate_up.inputs[2], False)
+        first = self._ordered(gate_up.inputs[0])
+        # Its rows come in the order of words if the product before leaves them so.
+        both = first and self._packs(down)
         return {
             "topk": self._topk(topk),
             "group": self._group(topk),
-            "gate_up": self._packed(gate_up, topk, packed[1]) if packed[0] else self._grouped(gate_up, topk),
-            "down": self._packed(down) if packed[1] else self._grouped(down),
-            **unpacked,
+            "gate_up": self._packed(gate_up, topk, both) if first else self._grouped(gate_up, topk),
+            "down": self._packed(down) if both else self._grouped(down),
+            **({} if both else self._unpack(gate_up.inputs[2], False)),
         }
 
     def _packs(self, op: Op) -> bool:
@@ -171,41 +178,52 @@ class Kernels:
 
     def _grouped(self, op: Op, topk: Op | None = None) -> str:
         """Products with one expert's rows, weights in BF16; with ``topk`` they are gate and up."""
-        gated, packed = topk is not None, self.graph.values[op.inputs[2]].type.dtype == "nvfp4"
-        n, k = self._dim(op.inputs[2], 1) // (1 + gated), self._dim(op.inputs[2], 2)
-        params = {"x": _BF16, "weight": _BF16} | ({"scale": _F32} if packed else {}) | {"y": _BF16}
-        params |= {"order": _I32, "tiles": _I32}
-        columns = min(EXPERT_COLUMNS if gated else 2 * EXPERT_COLUMNS, max(16, power_of_two(n)))
+        product, n, k = self._expert(op, topk)
+        scaled = self.graph.values[op.inputs[2]].type.dtype == "nvfp4"
+        params = {"x": _BF16, "weight": _BF16} | ({"scale": _F32} if scaled else {})
+        columns, warps, stages = EXPERT_TILES[product, False]
         step = min(EXPERT_STEP, max(16, power_of_two(k)))
-        constants = {"N": n, "K": k, "ROWS": EXPERT_ROWS, "COLUMNS": columns, "STEP": step}
-        if topk is not None:
-            constants["CHOSEN"] = self._dim(topk.outputs[0], 1)
-        blocks = {"gated": gated, "scaled": packed, "packed": False}
-        return self._add(_expert_name(gated, n, k), "rows_experts.py.j2", _EXPERT_DOC[gated], params, constants, blocks,
-                         warps=8, stages=4)  # fmt: skip
+        constants = {"N": n, "K": k, "COLUMNS": min(columns, max(16, power_of_two(n))), "STEP": step}
+        blocks = {"gated": topk is not None, "scaled": scaled, "packed": False}
+        return self._product(f"rows_expert_{product}_{n}x{k}", topk, params, constants, blocks, warps, stages)
 
     def _packed(self, op: Op, topk: Op | None = None, ordered: bool = False) -> str:
         """The same with packed weights, dequantised on their way; ``ordered``: the output in the order of words."""
-        gated = topk is not None
-        n, k = self._dim(op.inputs[2], 1) // (1 + gated), self._dim(op.inputs[2], 2)
-        params = {"x": _BF16, "codes": _U8, "scales": _U8, "scale": _F32, "y": _BF16, "order": _I32, "tiles": _I32}
-        columns = EXPERT_COLUMNS
+        product, n, k = self._expert(op, topk)
+        columns, warps, stages = EXPERT_TILES[product, True]
         while n % columns:
             columns //= 2
-        # Rows with few columns stay in shared memory while blocks of output columns pass by.
-        blocks = 1 if gated else n // columns
-        while blocks > EXPERT_BLOCKS and blocks % 2 == 0:
-            blocks //= 2
-        constants: dict[str, int | float | bool] = {
-            "N": n, "K": k, "ROWS": EXPERT_ROWS, "COLUMNS": columns,
-        }  # fmt: skip
-        constants |= {"ORDERED": ordered} if gated else {"BLOCKS": blocks}
+        turns = n // columns
+        while turns > EXPERT_BLOCKS and turns % 2 == 0:
+            turns //= 2
+        more: Constants = {"BLOCKS": turns} if topk is None else {"ORDERED": ordered}
+        constants = {"N": n, "K": k, "COLUMNS": columns, **more}
+        params = {"x": _BF16, "codes": _U8, "scales": _U8, "scale": _F32}
+        blocks = {"gated": topk is not None, "scaled": True, "packed": True}
+        return self._product(f"rows_expert_{product}_{n}x{k}_packed", topk, params, constants, blocks, warps, stages)
+
+    def _expert(self, op: Op, topk: Op | None) -> tuple[str, int, int]:
+        """What an expert's product is called, its output columns, and K."""
+        rows, k = self._dim(op.inputs[2], 1), self._dim(op.inputs[2], 2)
+        return ("down", rows, k) if topk is None else ("gate_up", rows // 2, k)
+
+    def _product(
+        self,
+        name: str,
+        topk: Op | None,
+        params: Mapping[str, str],
+        constants: Constants,
+        blocks: Mapping[str, bool],
+        warps: int,
+        stages: int,
+    ) -> str:
+        """A kernel over tiles of one expert's rows; with ``topk`` for gate and up, whose rows are of the prompt."""
+        params = {**params, "y": _BF16, "order": _I32, "tiles": _I32}
+        constants = {**constants, "ROWS": EXPERT_ROWS}
         if topk is not None:
             constants["CHOSEN"] = self._dim(topk.outputs[0], 1)
-        name = _expert_name(gated, n, k) + "_packed"
-        return self._add(name, "rows_experts.py.j2", _EXPERT_DOC[gated], params, constants,
-                         {"gated": gated, "scaled": True, "packed": True},
-                         warps=8, stages=3)  # fmt: skip
+        doc = "Rows of one expert times its " + ("down." if topk is None else "gate and up, and the activation.")
+        return self._add(name, "rows_experts.py.j2", doc, params, constants, blocks, warps, stages)
 
     def _unpack(self, weight: str, ordered: bool) -> Purposes:
         if self.graph.values[weight].type.dtype != "nvfp4":
@@ -244,16 +262,6 @@ class Kernels:
         size = self.graph.values[value].type.shape[axis]
         assert isinstance(size, int)
         return size
-
-
-_EXPERT_DOC = {
-    True: "Rows of one expert times its gate and up, and the activation.",
-    False: "Rows of one expert times its down.",
-}
-
-
-def _expert_name(gated: bool, n: int, k: int) -> str:
-    return f"rows_expert_{'gate_up' if gated else 'down'}_{n}x{k}"
 
 
 def _param(name: str, type: str) -> Param:

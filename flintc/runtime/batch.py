@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flintc.errors import VerificationError
-from flintc.runtime.executor import Choice, ChoosingExecutor, Executor, prefill, prefill_and_choose
+from flintc.runtime.executor import Choice, ChoosingExecutor, Executor, PromptExecutor, prefill, prefill_and_choose
 from flintc.runtime.generation import FinishReason, Request
 from flintc.runtime.sampling import Sampled, sample
 
@@ -106,6 +106,11 @@ class Decoding:
         """Process what is left of a request's prompt piece by piece: None after each but the last, then a token."""
         executor, params = self._executor, one.request.params
         sampled: Sampled | None = None
+        if isinstance(executor, PromptExecutor) and executor.takes(len(prompt) - 1):
+            # Chunks leave the inputs of steps alone. The last token is a step, since steps are what chooses.
+            for _ in executor.prompt(one.slot, prompt[:-1]):
+                yield None
+            prompt = prompt[-1:]
         if isinstance(executor, ChoosingExecutor):
             for sampled in prefill_and_choose(executor, one.slot, prompt, params, self._vocab):
                 self._undisturbed = False

@@ -117,14 +117,7 @@ def prefill(executor: Executor, slot: int, ids: Sequence[int]) -> Iterator[Tenso
 def prefill_and_choose(
     executor: ChoosingExecutor, slot: int, ids: Sequence[int], params: SamplingParams, vocab: int | None
 ) -> Iterator[Sampled | None]:
-    """Process the next tokens of ``slot`` piece by piece; None after each but the last, which chooses what follows.
-
-    After chunks the last token is a step by itself, since steps are what chooses.
-    """
-    if isinstance(executor, PromptExecutor) and executor.takes(len(ids) - 1):
-        for _ in executor.prompt(slot, ids[:-1]):
-            yield None
-        ids = ids[-1:]
+    """Process the next tokens of ``slot``, a slice each time: None but for the last, which chooses what follows."""
     last = executor.kv.length(slot) + len(ids) - 1
     for part, positions in slices(executor, slot, ids):
         seqs = [slot] * len(part)

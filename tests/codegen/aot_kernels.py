@@ -45,6 +45,17 @@ def dot(x_ptr, y_ptr, BLOCK: tl.constexpr):
 '''
 )
 
+_TRAP = (
+    _HEADER
+    + '''\
+def trap(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    """What is left of a kernel that the compiler gives up."""
+    at = tl.arange(0, BLOCK)
+    x = tl.inline_asm_elementwise("trap;\\nmov.b32 $0, $1;", "=r,r", [tl.load(x_ptr + at)], tl.float32, False, 1)
+    tl.store(y_ptr + at, x)
+'''
+)
+
 DOUBLE = Kernel(
     name="double",
     source=_DOUBLE,
@@ -56,6 +67,7 @@ DOUBLE = Kernel(
 )
 INDEPENDENT = replace(DOUBLE, constants={"BLOCK": 1024, "WAITS": False}, waits=False)
 SPILL = Kernel("spill", _SPILL, (Param("x_ptr", "*fp32"), Param("y_ptr", "*fp32")), {"BLOCK": 16384}, 1, 1, False)
+TRAP = Kernel("trap", _TRAP, (Param("x_ptr", "*fp32"), Param("y_ptr", "*fp32")), {"BLOCK": 64}, 1, 1, False)
 DOT = Kernel("dot", _DOT, (Param("x_ptr", "*bf16"), Param("y_ptr", "*bf16")), {"BLOCK": 64}, 4, 1, False)
 
 

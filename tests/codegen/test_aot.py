@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aot_kernels import DOT, DOUBLE, INDEPENDENT, SPILL, unaligned
+from aot_kernels import DOT, DOUBLE, INDEPENDENT, SPILL, TRAP, unaligned
 
 from flintc.codegen import aot
 from flintc.codegen.aot import compile_kernels
@@ -199,6 +199,12 @@ def test_compile_error_names_kernel_and_keeps_its_source(tmp_path: Path) -> None
     assert str(source) in message
     assert source.read_text() == bad.source
     assert "Traceback" in source.with_suffix(".log").read_text()
+
+
+def test_a_kernel_that_traps_is_refused(tmp_path: Path) -> None:
+    """Triton compiles what does not fit a target's tensor memory to a trap, and reports success."""
+    with pytest.raises(CompileError, match=r"kernel trap does not compile for sm_90: .*gave the kernel up"):
+        compile_kernels([TRAP], ["sm_90"], cache_dir=tmp_path)
 
 
 def test_worker_that_dies_is_an_error_not_a_hang(tmp_path: Path) -> None:

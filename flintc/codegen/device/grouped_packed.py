@@ -133,30 +133,24 @@ def packed_down_tile(
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """As :func:`down_tile`, from packed weights, for BLOCKS times COLUMNS columns: the rows stay in shared memory."""
+    """As :func:`down_tile`, from packed weights, for BLOCKS times COLUMNS columns one after the other.
+
+    One loop runs over all of them, so that the next block's loads are on their way while a block is stored.
+    """
+    PARTS: tl.constexpr = K // 128
     slot, pair, live = tile_rows(order_ptr, first, count, ROWS)
-    x = load_parts(x_ptr, slot * K, K)
     codes, scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, False)
-    last = column + COLUMNS * (BLOCKS - 1)
-    for begin in range(column, column + COLUMNS * BLOCKS, COLUMNS):
-        scale = row_scales(scale_ptr, begin + tl.arange(0, COLUMNS), N)
-        y = tl.zeros((COLUMNS, ROWS), tl.float32)
-        for part in tl.static_range(0, K // 128):
-            weights = weights_of(codes, scales)
-            if part + 1 < K // 128:
-                codes, scales = load_words(codes_ptr, scales_ptr, begin, part * 128 + 128, K, COLUMNS, False)
-            else:
-                # The last block loads its own once more.
-                following = tl.minimum(begin + COLUMNS, last)
-                codes, scales = load_words(codes_ptr, scales_ptr, following, 0, K, COLUMNS, False)
-            y = dot_bf16(weights, x[part], y)
-        store_columns(y_ptr, pair, live, round_bf16(y * scale), begin, N)
-
-
-@triton.jit
-def load_parts(x_ptr, at, K: tl.constexpr):
-    """All columns of the rows of x at ``at`` [ROWS]: a tuple of [128, ROWS], which shared memory then holds."""
-    parts = ()
-    for k in tl.static_range(0, K, 128):
-        parts = parts + (tl.trans(load_step(x_ptr, at, k, K, 128)),)  # type: ignore[assignment]  # noqa: RUF005
-    return parts
+    y = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for i in range(0, BLOCKS * PARTS):
+        x = tl.trans(load_step(x_ptr, slot * K, i % PARTS * 128, K, 128))
+        weights = weights_of(codes, scales)
+        # The last step loads its own once more.
+        ahead = tl.minimum(i + 1, BLOCKS * PARTS - 1)
+        block = column + ahead // PARTS * COLUMNS
+        codes, scales = load_words(codes_ptr, scales_ptr, block, ahead % PARTS * 128, K, COLUMNS, False)
+        y = dot_bf16(weights, x, y)
+        if i % PARTS == PARTS - 1:
+            begin = column + i // PARTS * COLUMNS
+            scale = row_scales(scale_ptr, begin + tl.arange(0, COLUMNS), N)
+            store_columns(y_ptr, pair, live, round_bf16(y * scale), begin, N)
+            y = tl.zeros((COLUMNS, ROWS), tl.float32)
