@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from torch import Tensor
+import torch
 
 from flintc import api
 from flintc.bench.ablation import Ablation
@@ -16,7 +18,6 @@ from flintc.bench.divergence import kl
 from flintc.bench.forward import ForwardBench
 from flintc.bundle import Bundle, load_bundle
 from flintc.errors import BackendError, UsageError, VerificationError
-from flintc.reference.nvfp4 import Nvfp4
 from flintc.spec import BoundModel
 
 Progress = Callable[[int, int, str], None]
@@ -47,8 +48,9 @@ def measure_prefixes(
 ) -> tuple[float, dict[str, Measured]]:
     """Run each step of ``ablation`` with synthetic weights; returns the read ceiling in bytes/s, and figures by step.
 
-    Weights, caches and inputs are made once and shared by all prefixes. bundles: a folder of bundles made ahead, one
-    per prefix, found by their pipeline; what is not there is compiled here. VerificationError where the profiler
+    Each runs in a process of its own, on the same weights, caches and inputs: the more kernels and graphs a process has
+    loaded before, the longer are the gaps between the launches of the next. bundles: a folder of bundles made ahead,
+    one per prefix, found by their pipeline; what is not there is compiled here. VerificationError where the profiler
     counts other launches than the plan. BackendError without a GPU.
     """
     target = api.gpu_target()
@@ -57,32 +59,46 @@ def measure_prefixes(
     names = [step.name for step in ablation.steps]
     ahead = _find_bundles(bundles)
     ceiling = read_ceiling()
-    shared: Mapping[str, Tensor | Nvfp4] | None = None
-    baseline: Tensor | None = None
     found: dict[str, Measured] = {}
-    for done, name in enumerate(names):
-        if progress is not None:
-            progress(done, len(names), name)
-        bundle = _bundle(model, ablation, names[1 : done + 1], ahead, target)
-        bench = ForwardBench(
-            bundle.plan, bundle.for_target(target), ablation.context, ablation.batch,
-            model.numbers.get("rope_theta", 10000.0), given=shared,
-        )  # fmt: skip
-        shared = bench.tensors
-        logits = bench.logits(COMPARED)
-        baseline = logits if baseline is None else baseline
-        timing = bench.time(repeats, "body")
-        launches = bench.profiled_launches("body")
-        if launches != ablation.steps[done].launches:
-            raise VerificationError(
-                f"{name}: the profiler counts {launches} launches, the plan has {len(bundle.plan.graph.body)}"
-            )
-        found[name] = Measured(
-            timing.median / 1e3, timing.percentile(99) / 1e3, launches, float(kl(baseline, logits).mean())
-        )
-        del bench
-        gc.collect()
+    with TemporaryDirectory(prefix="flintc-ablate-") as scratch:
+        for done, name in enumerate(names):
+            if progress is not None:
+                progress(done, len(names), name)
+            bundle = _bundle(model, ablation, names[1 : done + 1], ahead, target)
+            subject = _Subject(bundle, target, ablation.context, ablation.batch, model.numbers.get("rope_theta", 1e4))
+            found[name] = _in_a_process(subject, repeats, Path(scratch) / "baseline.pt")
+            if found[name].launches != ablation.steps[done].launches:
+                raise VerificationError(
+                    f"{name}: the profiler counts {found[name].launches} launches, "
+                    f"the plan has {ablation.steps[done].launches}"
+                )
     return ceiling, found
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    bundle: Bundle
+    target: str
+    context: int
+    batch: int
+    theta: float
+
+
+def _in_a_process(subject: _Subject, repeats: int, baseline: Path) -> Measured:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_measure, subject, repeats, baseline).result()
+
+
+def _measure(subject: _Subject, repeats: int, baseline: Path) -> Measured:
+    """Figures of one prefix; the first writes the logits that the others are compared with to ``baseline``."""
+    compiled = subject.bundle.for_target(subject.target)
+    bench = ForwardBench(subject.bundle.plan, compiled, subject.context, subject.batch, subject.theta)
+    logits = bench.logits(COMPARED)
+    if not baseline.exists():
+        torch.save(logits, baseline)
+    timing = bench.time(repeats, "body")
+    divergence = float(kl(torch.load(baseline, map_location=logits.device), logits).mean())
+    return Measured(timing.median / 1e3, timing.percentile(99) / 1e3, bench.profiled_launches("body"), divergence)
 
 
 def with_measurements(ablation: Ablation, ceiling: float, found: Mapping[str, Measured]) -> Ablation:

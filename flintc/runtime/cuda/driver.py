@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +57,9 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoadedKernel:
-    """A kernel in device memory, ready to launch; keeps its module alive."""
+    """A kernel in device memory, ready to launch; its module is unloaded when it is collected."""
 
     name: str
     function: Any
@@ -84,10 +85,12 @@ def load_kernel(kernel: Kernel, compiled: CompiledKernel) -> LoadedKernel:
     if compiled.shared_bytes > _DEFAULT_SHARED_BYTES:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(function, attribute, compiled.shared_bytes))
-    return LoadedKernel(
+    loaded = LoadedKernel(
         kernel.name, function, module, compiled.num_warps, compiled.shared_bytes, kernel.waits,
         len(compiled.params) - len(kernel.params),
     )  # fmt: skip
+    weakref.finalize(loaded, driver.cuModuleUnload, module).atexit = False  # at exit the context may be gone
+    return loaded
 
 
 class PreparedLaunch:
