@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import importlib.util
 import io
 import json
@@ -25,6 +26,9 @@ from triton.compiler import ASTSource
 
 #: Pointers that Triton appends to a kernel's parameters, in its order.
 APPENDED = ("global_scratch", "profile_scratch")
+
+#: Of Linux's <sys/personality.h>.
+_ADDR_NO_RANDOMIZE, _ASK = 0x0040000, 0xFFFFFFFF
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _TRAP = re.compile(r"^\s*trap;", re.M)
@@ -136,8 +140,21 @@ def serve(requests: TextIO, replies: TextIO, folder: Path) -> None:
         replies.flush()
 
 
+def fix_addresses() -> None:
+    """Let programs started from here have their memory at the same addresses every time, where the system allows it.
+
+    ptxas 13.1 for Blackwell decides some things by where its data lie: the same PTX then gives various cubins.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        personality = ctypes.CDLL(None).personality
+        current = personality(_ASK)
+        if current >= 0:
+            personality(current | _ADDR_NO_RANDOMIZE)
+
+
 def main() -> None:
     """Serve on the streams the process was started with; whatever else prints goes to stderr."""
+    fix_addresses()
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     serve(sys.stdin, replies, Path(sys.argv[1]))
