@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from flintc.errors import BackendError, BundleError, CapacityError, FlintcWarning, UsageError
+from flintc.errors import BackendError, BundleError, FlintcWarning, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,8 +181,7 @@ def load(
     from flintc.runtime.storage import make_tables
 
     chosen = _backend(backend, device, numerics)
-    if prepared and numerics == "fp32":
-        raise UsageError("prepared copies are rounded: they are no source for fp32", remedy="load without prepared")
+    copies = prepared_root(prepared, numerics)
     built = open_bundle(bundle)
     own_config = None if config is None else find_companion(config)
     checkpoint = open_checkpoint(find_checkpoint(path), own_config)
@@ -195,10 +194,7 @@ def load(
     on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
     graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
     place = "cpu" if on_gpu is None else "cuda"
-    if on_gpu is not None:
-        _check_weights_fit(graph)
-    copies, keep_fp32 = prepared_root(prepared), numerics == "fp32"
-    weights = load_weights(checkpoint, graph, bound, place, copies, progress, keep_fp32=keep_fp32)
+    weights = load_weights(checkpoint, graph, bound, place, copies, progress, keep_fp32=numerics == "fp32")
     tables = make_tables(graph, bound, limit, place)
     notes = [str(checkpoint.report), *checkpoint.report.notes]
     executor: Executor
@@ -395,19 +391,6 @@ def _bundle_key(model: BoundModel, weights: str, target: str) -> str:
     bound = [spec_sha256(model.spec), dict(model.dims), dict(model.numbers), sets]
     content = json.dumps([bound, weights, target, package_digest(), version("triton")], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _check_weights_fit(graph: Graph) -> None:
-    """CapacityError where the weights of ``graph`` are larger than the free memory of the GPU."""
-    import torch
-
-    needed = sum(v.type.nbytes({}) for v in graph.values.values() if v.kind == "weight")
-    free = torch.cuda.mem_get_info()[0]
-    if needed > free:
-        raise CapacityError(
-            f"the weights take {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB of the GPU's memory are free",
-            remedy="use NVFP4 weights or a GPU with more memory",
-        )
 
 
 def _cuda_executor(

@@ -11,7 +11,7 @@ from flintc.checkpoint import Checkpoint
 from flintc.checkpoint.checkpoint import Progress
 from flintc.checkpoint.gguf_tokenizer import tokenizer_from_gguf
 from flintc.codegen.cache import cache_root
-from flintc.errors import TokenizerError
+from flintc.errors import CapacityError, TokenizerError, UsageError
 from flintc.ir.graph import Graph
 from flintc.reference import Nvfp4
 from flintc.runtime.chat import ChatTemplate
@@ -20,8 +20,13 @@ from flintc.runtime.tokenizer import Tokenizer, load_tokenizer
 from flintc.spec import BoundModel
 
 
-def prepared_root(prepared: str | Path | bool | None) -> Path | None:
-    """Where prepared copies of weights are kept: the folder given, the cache's own for True, None for no copies."""
+def prepared_root(prepared: str | Path | bool | None, numerics: str) -> Path | None:
+    """Where prepared copies of weights are kept: the folder given, the cache's own for True, None for no copies.
+
+    UsageError for FP32 numerics, since copies are rounded.
+    """
+    if prepared and numerics == "fp32":
+        raise UsageError("prepared copies are rounded: they are no source for fp32", remedy="load without prepared")
     if prepared is True:
         return cache_root() / "prepared"
     return Path(prepared).expanduser() if prepared else None
@@ -39,9 +44,11 @@ def load_weights(
 ) -> dict[str, Tensor | Nvfp4]:
     """Every weight of ``graph`` on ``device``, and in ``checkpoint.report`` what that took.
 
-    prepared: the folder of prepared copies to read from, or to keep one in; not with ``keep_fp32``.
+    prepared: the folder of prepared copies to read from, or to keep one in; not with ``keep_fp32``. Raises
+    CheckpointError, and CapacityError where they are larger than the free memory of the GPU.
     """
     if device == "cuda":
+        check_fit(graph)
         torch.cuda.reset_peak_memory_stats()
     if prepared is None:
         weights = checkpoint.load(graph, model, device, progress, keep_fp32=keep_fp32)
@@ -54,6 +61,17 @@ def load_weights(
     if device == "cuda":
         checkpoint.report.device_peak = torch.cuda.max_memory_allocated()
     return weights
+
+
+def check_fit(graph: Graph) -> None:
+    """CapacityError where the weights of ``graph`` are larger than the free memory of the GPU."""
+    needed = sum(v.type.nbytes({}) for v in graph.values.values() if v.kind == "weight")
+    free = torch.cuda.mem_get_info()[0]
+    if needed > free:
+        raise CapacityError(
+            f"the weights take {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB of the GPU's memory are free",
+            remedy="use NVFP4 weights or a GPU with more memory",
+        )
 
 
 def find_tokenizer(

@@ -8,6 +8,7 @@ from flintc.bundle import load_bundle
 from flintc.errors import BackendError, BundleError, CapacityError
 from flintc.runtime.cuda.capacity import RESERVE, pool_pages, symbols_of, workspace_bytes
 from flintc.runtime.kv import KvLayout
+from flintc.runtime.loading import check_fit
 from flintc.spec import bind_defaults, load_spec
 
 
@@ -111,5 +112,5 @@ def test_workspace_of_full_flint_is_small():
 def test_weights_that_do_not_fit(monkeypatch):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (24 << 30, 24 << 30))
     with pytest.raises(CapacityError, match=r"weights take 79\.\d GB; 25\.8 GB"):
-        api._check_weights_fit(api.lower("flint"))
-    api._check_weights_fit(api.lower("flint", "nvfp4"))
+        check_fit(api.lower("flint"))
+    check_fit(api.lower("flint", "nvfp4"))
