@@ -36,9 +36,15 @@ def with_general(plan: Plan) -> Plan:
 
 
 def general(graph: Graph) -> General | None:
-    """The general path of a graph, whatever its partition; None where its ops stand in an order that none serves."""
+    """The general path of a graph, whatever its partition; None where its ops stand in an order that none serves.
+
+    The head must be one product, so that its rows can be made some at a time.
+    """
     runs = list(_runs(graph))
-    if sum(len(ops) for _, ops in runs) != len(graph.ops) or not all(_fits(graph, kind, ops) for kind, ops in runs):
+    heads = [kind for kind, ops in runs if graph.head.issuperset(op.name for op in ops)]
+    if sum(len(ops) for _, ops in runs) != len(graph.ops) or heads != ["linear"]:
+        return None
+    if not all(_fits(graph, kind, ops) for kind, ops in runs):
         return None
     kernels = Kernels(graph)
     routines = tuple(

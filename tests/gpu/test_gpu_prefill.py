@@ -21,6 +21,7 @@ from flintc.runtime.cuda.executor import SHORTEST_PROMPT, CudaExecutor
 from flintc.runtime.generation import Options
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.model import Model
+from flintc.runtime.prefill.memory import chunk_bytes
 from flintc.runtime.storage import KvStorage
 from flintc.spec import load_spec
 
@@ -118,6 +119,12 @@ def test_wide_layers_against_the_reference(weights: Weights, tokens: int, chunk:
     ids = torch.randint(0, 150_000, (tokens,), generator=torch.Generator().manual_seed(1)).tolist()
     slot = bench.kv.add(tokens)
     got = torch.cat([part for hidden in bench.path.chunks(slot, ids) for part in bench.path.logits(hidden)])
+    bench.kv.cut(slot, 0)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    list(bench.path.chunks(slot, ids))
+    used = torch.cuda.max_memory_allocated() - before
+    assert used <= chunk_bytes(graph, made, chunk, tokens) + (4 << 20), "what is set aside for a chunk does not do"
     kl = divergence(_reference(bench, ids), got)
     # A synthetic model chooses among experts at random, so that rounding turns some choices.
     assert kl.quantile(0.8) < 4e-3 and kl.mean() < 0.02, (kl.mean(), kl.max())

@@ -16,6 +16,7 @@ from flintc.errors import BundleError
 from flintc.ir.plan import Plan
 from flintc.ir.serialize import plan_from_json, plan_to_json
 from flintc.passes import PASSES
+from flintc.runtime.prefill.memory import chunk_bytes
 
 LAST = list(PASSES)[-1]
 
@@ -68,7 +69,9 @@ def test_no_general_path_for_ops_in_another_order():
     x, r = (sketch.given(n, "bf16", "B", 32) for n in "xr")
     sketch.op("add", "add", (x, r), "s t")
     assert general(sketch.graph("s")) is None
-    bare = plan(baseline("tiny-flint"))
+    graph = baseline("tiny-flint")
+    assert general(replace(graph, head=frozenset())) is None, "a head of one product"
+    bare = plan(graph)
     assert with_general(bare).general is not None and replace(bare, general=None) == bare
 
 
@@ -136,3 +139,14 @@ def test_damaged_json_is_refused(damage, message):
     damage(data["general"])
     with pytest.raises(BundleError, match=message):
         plan_from_json(data)
+
+
+@pytest.mark.parametrize(("rows", "context"), [(64, 64), (64, 512), (512, 512)])
+def test_memory_of_a_chunk_covers_its_largest_routine(rows, context):
+    """The experts of tiny-flint hold their rows, results and weights; a full layer's heads the whole context's keys."""
+    graph = baseline("tiny-flint")
+    need = chunk_bytes(graph, general(graph), rows, context)
+    results = rows * 3 * (128 * 2 + 64 * 2 + 128 * 4 + 4 + 4)
+    keys = 2 * 2 * 2 * 32 * context
+    assert need >= max(results, keys)
+    assert need <= 3 * (results + keys + rows * 8 * (512 + 128))

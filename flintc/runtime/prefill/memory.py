@@ -7,6 +7,9 @@ from collections import Counter
 from flintc.ir.graph import Graph
 from flintc.ir.plan import General, Routine
 
+#: Rows whose logits are held at once.
+LOGITS_ROWS = 512
+
 
 def chunk_bytes(graph: Graph, general: General, rows: int, context: int) -> int:
     """Most bytes that activations of ``rows`` rows, the keys they attend to and unpacked weights take at once.
@@ -19,7 +22,7 @@ def chunk_bytes(graph: Graph, general: General, rows: int, context: int) -> int:
     most = 0
     for routine in general.routines:
         if graph.head.issuperset(routine.ops):
-            continue  # its logits are made some rows at a time
+            continue
         inside = {v: graph.values[v].type.nbytes(env) for v in _made(graph, routine)}
         inside |= _keys(graph, routine, rows, context)
         most = max(most, sum(live.values()) + sum(inside.values()) + _unpacked(graph, routine))
@@ -27,7 +30,10 @@ def chunk_bytes(graph: Graph, general: General, rows: int, context: int) -> int:
         for value in _read(graph, routine):
             left[value] -= 1
         live = {v: size for v, size in live.items() if left[v] > 0}
-    return most
+    head = general.routines[-1]
+    logits = sum(graph.values[v].type.nbytes({**env, "B": min(rows, LOGITS_ROWS)}) for v in _made(graph, head))
+    # What is read of logits, their logarithms of probabilities say, takes as much as they do.
+    return max(most, sum(live.values()) + _unpacked(graph, head) + 2 * logits)
 
 
 def _read(graph: Graph, routine: Routine) -> set[str]:

@@ -13,13 +13,12 @@ from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.kv import KvCache
 from flintc.runtime.prefill.chunk import Chunk, make_chunk
 from flintc.runtime.prefill.launch import Launch
+from flintc.runtime.prefill.memory import LOGITS_ROWS
 from flintc.runtime.prefill.products import full_sums
-from flintc.runtime.prefill.routines import ROUTINES, Given, linear
+from flintc.runtime.prefill.routines import ROUTINES, Given, dense
 
 #: Rows of one chunk: the most that a prompt delays those who decode.
 CHUNK = 8192
-#: Rows whose logits are held at once.
-LOGITS_ROWS = 512
 
 
 class GeneralPath:
@@ -44,12 +43,10 @@ class GeneralPath:
         self._kv = kv
         self._given = Given(plan, launch, given)
         self._device = next(t.device for t in given.values())
-        head = plan.graph.head
-        self._body = [r for r in plan.general.routines if not head.issuperset(r.ops)]
-        self._head = [r for r in plan.general.routines if head.issuperset(r.ops)]
-        self._reads = {r.name: self._inputs([r]) for r in self._body}
-        #: How many routines, the head counted as one, read each value.
-        self._readers = Counter(v for reads in (*self._reads.values(), self._inputs(self._head)) for v in reads)
+        *self._body, self._head = plan.general.routines
+        self._reads = {r.name: {v for o in r.ops for v in plan.graph.ops[o].inputs} for r in plan.general.routines}
+        #: How many routines read each value.
+        self._readers = Counter(v for reads in self._reads.values() for v in reads)
 
     def chunks(self, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
         """Process ``ids`` as the next tokens of ``slot`` in chunks; yields what the head reads, bf16 [rows, hidden]."""
@@ -64,20 +61,16 @@ class GeneralPath:
         values: dict[str, Tensor] = {}
         with full_sums():
             self._run(chunk, values)
-        (hidden,) = (values[v] for v in self._inputs(self._head) if v in values)
-        return hidden
+        return values[self._plan.graph.ops[self._head.ops[0]].inputs[0]]
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Iterator[Tensor]:
         """Logits of the rows of ``hidden``, in pieces f32 [up to LOGITS_ROWS, vocab]."""
-        (read,) = (v for v in self._inputs(self._head) if self._plan.graph.values[v].kind == "activation")
-        (output,) = (v for v in self._plan.graph.outputs if self._plan.graph.producers[v] in self._plan.graph.head)
-        with full_sums(), self._given.keep_unpacked():
-            for first in range(0, len(hidden), LOGITS_ROWS):
-                values = {read: hidden[first : first + LOGITS_ROWS]}
-                for routine in self._head:
-                    linear(self._given, routine, None, values)
-                yield values[output]
+        head = dense(self._given, self._head)
+        for first in range(0, len(hidden), LOGITS_ROWS):
+            with full_sums():
+                piece = head(hidden[first : first + LOGITS_ROWS])
+            yield piece
 
     def _run(self, chunk: Chunk, values: dict[str, Tensor]) -> None:
         left = self._readers.copy()
@@ -89,6 +82,3 @@ class GeneralPath:
                 left[value] -= 1
                 if left[value] == 0:
                     values.pop(value, None)
-
-    def _inputs(self, routines: Sequence[Routine]) -> set[str]:
-        return {v for r in routines for o in r.ops for v in self._plan.graph.ops[o].inputs}

@@ -5,8 +5,7 @@ A function is given the fixed tensors, its routine, the chunk and the activation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -37,7 +36,6 @@ class Given:
         self._first = first_versions(plan.graph)
         self._scales: dict[str, list[ScaleRange]] = {}
         self._parts: dict[str, Tensor] = {}
-        self._kept: dict[str, Tensor] | None = None
 
     def ops(self, routine: Routine) -> Mapping[str, list[Op]]:
         """The routine's ops by kind, in order."""
@@ -71,25 +69,12 @@ class Given:
         weight = self._tensors[name]
         if isinstance(weight, Tensor):
             return weight, None
-        if self._kept is not None and name in self._kept:
-            return self._kept[name], weight.scale
         unpacked = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
         kernel = self.kernel(routine, "unpack")
         blocks = unpacked.numel() // (2 * BLOCK)
         grid = (_cdiv(blocks, kernel.constants["BLOCK"]), 1, 1)
         self.launch(kernel, grid, codes=weight.codes, scales=weight.scales, y=unpacked, blocks=blocks)
-        if self._kept is not None:
-            self._kept[name] = unpacked
         return unpacked, weight.scale
-
-    @contextmanager
-    def keep_unpacked(self) -> Iterator[None]:
-        """Within, a weight is unpacked once."""
-        self._kept = {}
-        try:
-            yield
-        finally:
-            self._kept = None
 
     def scales(self, name: str, scale: Tensor | None) -> list[ScaleRange] | None:
         """Ranges of the rows of a weight with equal scales, for unpacked values."""
@@ -139,12 +124,19 @@ def norm(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
     values[op.outputs[0]] = y
 
 
-def linear(given: Given, routine: Routine, chunk: Chunk | None, values: Values) -> None:
+def linear(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
     """A product with a dense weight."""
+    (op,) = given.ops(routine)["linear"]
+    values[op.outputs[0]] = dense(given, routine)(values[op.inputs[0]])
+
+
+def dense(given: Given, routine: Routine) -> Callable[[Tensor], Tensor]:
+    """A product with a dense weight as a function of its rows; a packed weight is unpacked now, for all calls."""
     (op,) = given.ops(routine)["linear"]
     weight, scale = given.weight(routine, op.inputs[1])
     dtype = TORCH_DTYPES[given.graph.values[op.outputs[0]].type.dtype]
-    values[op.outputs[0]] = product(values[op.inputs[0]], weight, dtype, given.scales(op.inputs[1], scale))
+    scales = given.scales(op.inputs[1], scale)
+    return lambda x: product(x, weight, dtype, scales)
 
 
 def silu(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
