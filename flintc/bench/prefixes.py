@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import torch
+from torch import Tensor
 
 from flintc import api
 from flintc.bench.ablation import Ablation
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.divergence import kl
 from flintc.bench.forward import ForwardBench
+from flintc.bench.timing import Timing
 from flintc.bundle import Bundle, load_bundle
 from flintc.errors import BackendError, UsageError, VerificationError
+from flintc.reference.nvfp4 import Nvfp4
 from flintc.spec import BoundModel
 
 Progress = Callable[[int, int, str], None]
@@ -48,57 +47,56 @@ def measure_prefixes(
 ) -> tuple[float, dict[str, Measured]]:
     """Run each step of ``ablation`` with synthetic weights; returns the read ceiling in bytes/s, and figures by step.
 
-    Each runs in a process of its own, on the same weights, caches and inputs: the more kernels and graphs a process has
-    loaded before, the longer are the gaps between the launches of the next. bundles: a folder of bundles made ahead,
-    one per prefix, found by their pipeline; what is not there is compiled here. VerificationError where the profiler
-    counts other launches than the plan. BackendError without a GPU.
+    Weights, caches and inputs are made once and shared. All prefixes are timed before any is profiled: a process that
+    the profiler has looked at has 0.4 us more between any two launches from then on. bundles: a folder of bundles made
+    ahead, one per prefix, found by their pipeline; what is not there is compiled here. VerificationError where the
+    profiler counts other launches than the plan. BackendError without a GPU.
     """
     target = api.gpu_target()
     if target is None:
         raise BackendError("measuring needs a GPU of a target", remedy="leave --measure away for the derived figures")
     names = [step.name for step in ablation.steps]
     ahead = _find_bundles(bundles)
+    built = {name: _bundle(model, ablation, names[1 : done + 1], ahead, target) for done, name in enumerate(names)}
+    run = _Run(target, ablation.context, ablation.batch, model.numbers.get("rope_theta", 1e4))
     ceiling = read_ceiling()
+    timed: dict[str, tuple[Timing, float]] = {}
+    for done, name in enumerate(names):
+        if progress is not None:
+            progress(done, len(names), name)
+        timed[name] = run.time(built[name], repeats)
     found: dict[str, Measured] = {}
-    with TemporaryDirectory(prefix="flintc-ablate-") as scratch:
-        for done, name in enumerate(names):
-            if progress is not None:
-                progress(done, len(names), name)
-            bundle = _bundle(model, ablation, names[1 : done + 1], ahead, target)
-            subject = _Subject(bundle, target, ablation.context, ablation.batch, model.numbers.get("rope_theta", 1e4))
-            found[name] = _in_a_process(subject, repeats, Path(scratch) / "baseline.pt")
-            if found[name].launches != ablation.steps[done].launches:
-                raise VerificationError(
-                    f"{name}: the profiler counts {found[name].launches} launches, "
-                    f"the plan has {ablation.steps[done].launches}"
-                )
+    for step, (name, (timing, divergence)) in zip(ablation.steps, timed.items(), strict=True):
+        launches = run.bench(built[name]).profiled_launches("body")
+        if launches != step.launches:
+            raise VerificationError(f"{name}: the profiler counts {launches} launches, the plan has {step.launches}")
+        found[name] = Measured(timing.median / 1e3, timing.percentile(99) / 1e3, launches, divergence)
     return ceiling, found
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    bundle: Bundle
+@dataclass
+class _Run:
+    """Prefixes of one model on the same weights, caches and inputs."""
+
     target: str
     context: int
     batch: int
     theta: float
+    given: Mapping[str, Tensor | Nvfp4] | None = None
+    baseline: Tensor | None = None
 
+    def bench(self, bundle: Bundle) -> ForwardBench:
+        compiled = bundle.for_target(self.target)
+        bench = ForwardBench(bundle.plan, compiled, self.context, self.batch, self.theta, given=self.given)
+        self.given = bench.tensors
+        return bench
 
-def _in_a_process(subject: _Subject, repeats: int, baseline: Path) -> Measured:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_measure, subject, repeats, baseline).result()
-
-
-def _measure(subject: _Subject, repeats: int, baseline: Path) -> Measured:
-    """Figures of one prefix; the first writes the logits that the others are compared with to ``baseline``."""
-    compiled = subject.bundle.for_target(subject.target)
-    bench = ForwardBench(subject.bundle.plan, compiled, subject.context, subject.batch, subject.theta)
-    logits = bench.logits(COMPARED)
-    if not baseline.exists():
-        torch.save(logits, baseline)
-    timing = bench.time(repeats, "body")
-    divergence = float(kl(torch.load(baseline, map_location=logits.device), logits).mean())
-    return Measured(timing.median / 1e3, timing.percentile(99) / 1e3, bench.profiled_launches("body"), divergence)
+    def time(self, bundle: Bundle, repeats: int) -> tuple[Timing, float]:
+        """Times of a forward without the head, and the mean KL from the first prefix that was timed."""
+        bench = self.bench(bundle)
+        logits = bench.logits(COMPARED)
+        self.baseline = logits if self.baseline is None else self.baseline
+        return bench.time(repeats, "body"), float(kl(self.baseline, logits).mean())
 
 
 def with_measurements(ablation: Ablation, ceiling: float, found: Mapping[str, Measured]) -> Ablation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,17 +99,19 @@ def measure_step(
         timing = bench.time(repeats, part)  # type: ignore[arg-type]
         share = nbytes / (timing.median / 1e3) / ceiling
         parts.append(PartTime(part, timing.median, timing.percentile(99), nbytes, share))  # type: ignore[arg-type]
+    # Before the profiler looks at this process: from then on there is more between any two launches.
+    alone = {name: bench.time_chain(name) for name in dict.fromkeys(x.kernel for x in built.plan.launches)}
     events = bench.profile("logits")
     if trace is not None:
         trace.write_text(json.dumps(_chrome(events)), encoding="utf-8")
     return StepReport(
         graph.name, built.manifest.weights, context, batch, torch.cuda.get_device_name(), ceiling, len(events),
-        bench.step.workspace_bytes, tuple(parts), _kernels(bench, events, env, ceiling),
+        bench.step.workspace_bytes, tuple(parts), _kernels(bench, events, alone, env, ceiling),
     )  # fmt: skip
 
 
 def _kernels(
-    bench: ForwardBench, events: Sequence[Event], env: dict[str, int], ceiling: float
+    bench: ForwardBench, events: Sequence[Event], alone: Mapping[str, float], env: dict[str, int], ceiling: float
 ) -> tuple[KernelTime, ...]:
     times: dict[str, list[float]] = defaultdict(list)
     for event in events:
@@ -120,11 +122,11 @@ def _kernels(
         us = times.pop(planned.kernel, None)
         if us is None:
             continue
-        cost, alone = launch_cost(graph, launch, env), bench.time_chain(planned.kernel)
+        cost, chained = launch_cost(graph, launch, env), alone[planned.kernel]
         programs = math.prod(resolve(d, {**bench.symbols, "B": bench.batch}) for d in planned.grid)
         rows.append(KernelTime(
-            planned.kernel, len(us), sum(us), alone, cost.bytes / 1e6, cost.bytes / (alone * 1e-6) / ceiling, programs,
-            bench.step.kernels[planned.kernel].resident, cost.redundancy,
+            planned.kernel, len(us), sum(us), chained, cost.bytes / 1e6, cost.bytes / (chained * 1e-6) / ceiling,
+            programs, bench.step.kernels[planned.kernel].resident, cost.redundancy,
         ))  # fmt: skip
     return tuple(sorted(rows, key=lambda k: -k.launches * k.alone_us))
 
