@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.exceptions import Abort, TyperException
 
-from flintc.cli import ablate, bench, compile, convert, demo, env, generate, show, synth, verify
+from flintc.cli import ablate, bench, compile, convert, demo, env, generate, show, synth, tune, verify
 from flintc.cli.common import Debug, State, say_error, say_warning
 from flintc.errors import FlintcError, FlintcWarning
 
@@ -31,7 +31,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (compile, show, ablate, generate, verify, synth, convert, env, bench, demo):
+    for module in (compile, show, ablate, generate, verify, synth, convert, env, bench, tune, demo):
         module.register(app)
 
     @app.callback(invoke_without_command=True)

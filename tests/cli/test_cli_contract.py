@@ -33,7 +33,7 @@ COMMANDS = list(leaves(get_command(cli.build_app())))
 
 
 def test_the_commands_of_the_contract() -> None:
-    promised = ["compile", "show", "ablate", "generate", "verify", "synth", "convert", "demo", "env"]
+    promised = ["compile", "show", "ablate", "generate", "verify", "synth", "convert", "tune", "demo", "env"]
     assert {(name,) for name in promised} | {("bench", "forward")} <= set(COMMANDS)
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from flintc import api
+from flintc.bench import tune
 from flintc.bench.step_report import measure_step
 from flintc.bundle import load_bundle
+from flintc.codegen.schedule import Schedule
+from flintc.spec import bind_defaults, load_spec
 
 pytestmark = pytest.mark.gpu
 
@@ -32,3 +35,10 @@ def test_a_step_is_reported(weights: str, batch: int, tmp_path: Path) -> None:
         assert 0 < kernel.share < 1
         assert kernel.programs >= 1
         assert kernel.resident >= 1
+
+
+def test_tuning_times_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "CANDIDATES", {"w2r128": Schedule(2, 128)})
+    tuned = tune.tune(bind_defaults(load_spec("tiny-flint")), "bf16", 512)
+    assert {t.kernel.split("_")[0] for t in tuned} == {"qkv", "linear", "gate", "expert"}
+    assert all(0 < trial.us < 1000 for t in tuned for trial in (t.rules, *t.trials))

@@ -9,13 +9,14 @@ from flintc.codegen.families.gemv import (
     format_of,
     is_rounded,
     kernel_name,
+    lay_out,
     matrix,
     max_registers,
     steps_at_a_time,
     tile_of,
-    walk,
     weight_blocks,
 )
+from flintc.codegen.schedule import schedule_of
 from flintc.codegen.selection import MAX_ROWS, Selection, Selector, Signature, columns, only_op, ops_of, power_of_two
 from flintc.ir.graph import Graph, Launch, Op
 
@@ -25,9 +26,9 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
     op = only_op(graph, launch, "expert_linear")
     x, ids, weight = op.inputs
     (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
-    shape = walk(tile, k, format_of(graph, op))
-    own = len(graph.values[x].type.shape) == 3
-    rounded = is_rounded(graph, op)
+    own, rounded = len(graph.values[x].type.shape) == 3, is_rounded(graph, op)
+    name = kernel_name(graph, op, "expert_linear") + ("_own" if own else "") + ("" if rounded else "_f32")
+    shape, registers = lay_out(name, tile, k, format_of(graph, op), -(-n // tile) * ranks)
     sig = Signature(graph, launch)
     sig.value("x", x)
     sig.value("ids", ids)
@@ -35,7 +36,7 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
     sig.value("y", op.outputs[0])
     vector = f"x [B, {ranks}, {k}]" if own else f"x [B, {k}]"
     return sig.select(
-        kernel_name(graph, op, "expert_linear") + ("_own" if own else "") + ("" if rounded else "_f32"),
+        name,
         "expert_gemv.py.j2",
         f"y [B, {ranks}, {n}] = {vector} times weight [E, {n}, {k}] of the expert of each row and rank.",
         grid=(-(-n // tile), ranks, "B"),
@@ -48,7 +49,7 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
         },
         constants=shape.constants(n, k, tile) | {"RANKS": ranks},
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile) * ranks, shape.warps),
+        max_registers=registers,
     )
 
 
@@ -57,7 +58,10 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
     op, shared = only_op(graph, launch, "expert_linear"), ops_of(graph, launch, "linear")
     x, ids, weight = op.inputs
     (n, k), tile, ranks = matrix(graph, op), tile_of(launch), columns(graph, ids)
-    shape, tiles = walk(tile, k, format_of(graph, op)), -(-n // tile)
+    tiles = -(-n // tile)
+    slots = -(-matrix(graph, shared[0])[0] // (tile * tiles)) if shared else 0
+    name = kernel_name(graph, op, "expert_gate_up") + ("_shared" if shared else "")
+    shape, registers = lay_out(name, tile, k, format_of(graph, op), tiles * (slots + ranks))
     constants = shape.constants(n, k, tile) | {"RANKS": ranks}
     sig = Signature(graph, launch)
     sig.value("x", x)
@@ -66,10 +70,8 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
     for other in shared:
         sig.value("shared", other.inputs[1])
     sig.value("act", _activation(graph, launch, op))
-    slots = 0
     for other in shared:
         rows, _ = matrix(graph, other)
-        slots = -(-rows // (tile * tiles))
         constants |= {
             "SHARED_WIDTH": rows // 2,
             "SHARED_SLOTS": slots,
@@ -78,7 +80,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         sig.value("shared_act", _activation(graph, launch, other))
         sig.symbol("B", "B")
     return sig.select(
-        kernel_name(graph, op, "expert_gate_up") + ("_shared" if shared else ""),
+        name,
         "expert_gemv.py.j2",
         f"act [B, {ranks}, {n // 2}] = silu(gate) * up of the expert of each row and rank"
         + (", and the same of the shared expert." if shared else "."),
@@ -90,7 +92,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile, tiles * (slots + ranks), shape.warps),
+        max_registers=registers,
     )  # fmt: skip
 
 
@@ -103,6 +105,8 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     format = format_of(graph, op)
     shared_k = matrix(graph, shared[0])[1] if shared else 0
     slots = power_of_two(ranks + -(-shared_k // k))
+    name = kernel_name(graph, op, "expert_down") + ("_shared" if shared else "")
+    told = schedule_of(name).registers
     shape = Walk(format, min(slots, MAX_WARPS), format.chains, steps_at_a_time(tile, k, 1, format))
     constants: Constants = {
         "N": n, "K": k, "TILE": tile, "SPLIT": slots, "CHAINS": shape.chains, "STEPS": shape.steps,
@@ -121,7 +125,7 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     output = only_op(graph, launch, "sum") if shared else combine
     sig.value("y", output.outputs[0])
     return sig.select(
-        kernel_name(graph, op, "expert_down") + ("_shared" if shared else ""),
+        name,
         "expert_down.py.j2",
         f"y [B, {n}] = the {ranks} chosen experts' products, weighted and summed"
         + (", plus the shared expert's." if shared else "."),
@@ -129,7 +133,7 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         blocks={"shared": bool(shared), **weight_blocks(graph, launch, shared[0] if shared else op)},
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile), shape.warps),
+        max_registers=max_registers(tile, -(-n // tile), shape.warps) if told is None else told,
     )
 
 

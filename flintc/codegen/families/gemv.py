@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flintc.codegen.schedule import schedule_of
 from flintc.codegen.selection import Selection, Selector, Signature, only_op, ops_of
 from flintc.errors import UsageError, VerificationError
 from flintc.ir.graph import Graph, Launch, Op
@@ -68,14 +69,21 @@ class Walk:
         }  # fmt: skip
 
 
-def walk(tile: int, k: int, format: Format = BF16) -> Walk:
-    """FEW_WARPS, more where a small tile is held at once by more, fewer where K has no steps for them.
+def lay_out(name: str, tile: int, k: int, format: Format, programs: int) -> tuple[Walk, int]:
+    """The walk of the kernel called ``name`` and its register budget: as its schedule says, or by the rules."""
+    told = schedule_of(name)
+    shape = walk(tile, k, format, told.warps)
+    return shape, max_registers(tile, programs, shape.warps) if told.registers is None else told.registers
+
+
+def walk(tile: int, k: int, format: Format = BF16, wanted: int | None = None) -> Walk:
+    """By ``wanted`` warps, else FEW_WARPS, or more where that many hold a small tile at once; fewer where K is short.
 
     Small programs pack well: all of a launch's fit the GPU at once, and beside those of the launch before.
     A tile of 16 rows is a row of instructions, each waiting for the one before: chains hide that.
     """
     held_by = _steps(k, format) // (format.loads * 8 // tile) if tile == 16 else FEW_WARPS
-    warps = min(MAX_WARPS, max(FEW_WARPS, held_by), _steps(k, format))
+    warps = min(MAX_WARPS, wanted or max(FEW_WARPS, held_by), _steps(k, format))
     return Walk(format, warps, format.chains if tile == 16 else 1, steps_at_a_time(tile, k, warps, format))
 
 
@@ -156,45 +164,45 @@ def is_rounded(graph: Graph, op: Op) -> bool:
 def linear(graph: Graph, launch: Launch) -> Selection:
     """``linear``: one product, in BF16 or FP32."""
     op = only_op(graph, launch, "linear")
-    (n, k), tile = matrix(graph, op), tile_of(launch)
-    shape = walk(tile, k, format_of(graph, op))
+    (n, k), tile, rounded = matrix(graph, op), tile_of(launch), is_rounded(graph, op)
+    name = kernel_name(graph, op, "linear") + ("" if rounded else "_f32")
+    shape, registers = lay_out(name, tile, k, format_of(graph, op), -(-n // tile))
     sig = Signature(graph, launch)
     sig.value("x", op.inputs[0])
     sig.value("weight", op.inputs[1])
     sig.value("y", op.outputs[0])
     sig.symbol("B", "B")
-    rounded = is_rounded(graph, op)
     return sig.select(
-        kernel_name(graph, op, "linear") + ("" if rounded else "_f32"),
+        name,
         "gemv.py.j2",
         f"y [B, {n}] = x [B, {k}] times weight [{n}, {k}].",
         grid=(-(-n // tile), 1, 1),
         blocks={"epilogue": "store", "rounded": rounded, **weight_blocks(graph, launch, op)},
         constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile), shape.warps),
+        max_registers=registers,
     )
 
 
 def gate_up(graph: Graph, launch: Launch) -> Selection:
     """``gate_up``: a product whose rows are gates, then ups; writes their activation."""
     op, silu = only_op(graph, launch, "linear"), only_op(graph, launch, "silu_mul")
-    (n, k), tile = matrix(graph, op), tile_of(launch)
-    shape = walk(tile, k, format_of(graph, op))
+    (n, k), tile, name = matrix(graph, op), tile_of(launch), kernel_name(graph, op, "gate_up")
+    shape, registers = lay_out(name, tile, k, format_of(graph, op), -(-n // tile))
     sig = Signature(graph, launch)
     sig.value("x", op.inputs[0])
     sig.value("weight", op.inputs[1])
     sig.value("act", silu.outputs[0])
     sig.symbol("B", "B")
     return sig.select(
-        kernel_name(graph, op, "gate_up"),
+        name,
         "gemv.py.j2",
         f"act [B, {n // 2}] = silu(gate) * up, both rows of weight [{n}, {k}] times x [B, {k}].",
         grid=(-(-n // tile), 1, 1),
         blocks={"epilogue": "silu_mul", "rounded": is_rounded(graph, op), **weight_blocks(graph, launch, op)},
         constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile), shape.warps),
+        max_registers=registers,
     )
 
 
@@ -202,21 +210,22 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     """``qkv``: a product seen as heads; the last program of a head norms, rotates and stores it."""
     op, write = only_op(graph, launch, "linear"), only_op(graph, launch, "kv_write")
     (n, k), tile = matrix(graph, op), tile_of(launch)
-    shape = walk(tile, k, format_of(graph, op))
+    rotate, windowed = bool(ops_of(graph, launch, "rope")), write.attrs["window"] is not None
+    name = kernel_name(graph, op, "qkv") + ("_rope" if rotate else "") + ("_window" if windowed else "")
+    heads, head = _heads(graph, op)
+    parts = -(-head // tile)
+    shape, registers = lay_out(name, tile, k, format_of(graph, op), heads * parts)
     sig = Signature(graph, launch)
     sig.value("x", op.inputs[0])
     sig.value("weight", op.inputs[1])
-    heads, head = _heads(graph, op)
-    parts = -(-head // tile)
     constants = shape.constants(n, k, tile)
     constants |= {"HEAD": head, "PARTS": parts, "EVEN": head % tile == 0 and k % shape.block == 0}
     _finished_heads(graph, launch, sig, constants)
     columns = sig.extent("columns", graph.values[write.inputs[5]].type.shape[1], constants)
     sig.counters("arrivals", heads)
     sig.symbol("B", "B")
-    rotate, windowed = bool(ops_of(graph, launch, "rope")), write.attrs["window"] is not None
     return sig.select(
-        kernel_name(graph, op, "qkv") + ("_rope" if rotate else "") + ("_window" if windowed else ""),
+        name,
         "gemv.py.j2",
         f"qkv [B, {n}] = x [B, {k}] times weight; heads are normed{', rotated' if rotate else ''} and stored.",
         grid=(heads * parts, 1, 1),
@@ -226,7 +235,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile, heads * parts, shape.warps),
+        max_registers=registers,
     )  # fmt: skip
 
 

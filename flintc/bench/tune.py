@@ -1,0 +1,147 @@
+"""``flintc tune``: layouts of the products' kernels, tried one after the other on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from flintc import api
+from flintc.bench.forward import ForwardBench
+from flintc.bundle import Bundle, load_bundle
+from flintc.codegen.schedule import Schedule, trying
+from flintc.errors import BackendError, UsageError
+from flintc.reference.nvfp4 import Nvfp4
+from flintc.spec import BoundModel
+
+Progress = Callable[[int, int, str], None]
+
+#: Kernels whose layout is a choice, by the beginning of their names.
+TUNED = ("qkv_", "linear_", "gate_up_", "expert_")
+
+#: What is tried, beside the rules.
+CANDIDATES = {f"w{w}r{r}": Schedule(w, r) for w, r in product((2, 4, 8), (0, 112, 128, 168))}
+
+#: A layout is kept if it beats the rules' by this share: less is noise.
+MARGIN = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A kernel with one layout: microseconds of a launch in a chain of its own, at one row and at eight."""
+
+    candidate: str
+    us: float
+    us_of_eight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A kernel's trials; ``rules`` is what it takes by the rules, ``best`` the quickest at one row."""
+
+    kernel: str
+    rules: Trial
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial:
+        """The quickest trial at one row; the rules' unless another is quicker by MARGIN and no slower at eight."""
+        fair = [t for t in self.trials if t.us_of_eight <= self.rules.us_of_eight * (1 + MARGIN)]
+        quickest = min(fair, key=lambda t: t.us, default=self.rules)
+        return quickest if quickest.us < self.rules.us * (1 - MARGIN) else self.rules
+
+
+def candidates_called(names: Sequence[str]) -> tuple[str, ...]:
+    """The candidates among ``names``, all where there are none; UsageError for another name."""
+    unknown = [name for name in names if name not in CANDIDATES]
+    if unknown:
+        raise UsageError(f"no candidate is called {unknown[0]}", remedy=f"choose from {', '.join(CANDIDATES)}")
+    return tuple(names) or tuple(CANDIDATES)
+
+
+def prepare(
+    model: BoundModel,
+    weights: str,
+    target: str,
+    folder: Path,
+    candidates: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> None:
+    """Compile a bundle per candidate, and one by the rules, below ``folder``; needs no GPU."""
+    names = ["rules", *candidates_called(candidates)]
+    for done, name in enumerate(names):
+        if progress is not None:
+            progress(done, len(names), name)
+        _compiled(model, weights, target, name, folder / name)
+
+
+def tune(
+    model: BoundModel,
+    weights: str,
+    context: int,
+    prepared: Path | None = None,
+    candidates: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> tuple[Tuned, ...]:
+    """Time every candidate, or those named, of every tuned kernel on this GPU, with synthetic weights; BackendError without one.
+
+    prepared: a folder that :func:`prepare` filled; what it lacks is compiled here.
+    """
+    target = api.gpu_target()
+    if target is None:
+        raise BackendError("tuning needs a GPU of a target that kernels are compiled for")
+    given: Mapping[str, torch.Tensor | Nvfp4] | None = None
+    found: dict[str, dict[str, Trial]] = {}
+    names = ["rules", *candidates_called(candidates)]
+    for done, name in enumerate(names):
+        if progress is not None:
+            progress(done, len(names), name)
+        made = (prepared / name) if prepared is not None else None
+        bundle = load_bundle(made) if made is not None and made.exists() else _compiled(model, weights, target, name)
+        theta = model.numbers.get("rope_theta", 10000.0)
+        compiled = bundle.for_target(target)
+        eight = ForwardBench(bundle.plan, compiled, context, 8, theta, given=given)
+        given = eight.tensors
+        one = ForwardBench(bundle.plan, compiled, context, 1, theta, given=given)
+        for kernel in dict.fromkeys(x.kernel for x in bundle.plan.launches):
+            if kernel.startswith(TUNED) and compiled[kernel].spills == 0:
+                trial = Trial(name, one.time_chain(kernel), eight.time_chain(kernel))
+                found.setdefault(kernel, {})[name] = trial
+    return tuple(
+        Tuned(kernel, trials["rules"], tuple(t for n, t in trials.items() if n != "rules"))
+        for kernel, trials in found.items()
+        if "rules" in trials
+    )
+
+
+def _compiled(model: BoundModel, weights: str, target: str, name: str, out: Path | None = None) -> Bundle:
+    with trying(CANDIDATES.get(name, Schedule())):
+        return api.compile(model, weights=weights, target=target, out=out)
+
+
+def entries(tuned: tuple[Tuned, ...]) -> dict[str, dict[str, Any]]:
+    """Entries of a schedule file for the kernels that gain, with the figures that chose them."""
+    measured = f"{date.today().isoformat()}, {torch.cuda.get_device_name()}, Triton {version('triton')}"
+    made: dict[str, dict[str, Any]] = {}
+    for each in tuned:
+        if each.best is not each.rules:
+            chosen = CANDIDATES[each.best.candidate]
+            made[each.kernel] = {
+                "warps": chosen.warps, "registers": chosen.registers, "us": round(each.best.us, 2),
+                "rules_us": round(each.rules.us, 2), "measured": measured,
+            }  # fmt: skip
+    return made
+
+
+def write_entries(path: Path, made: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a schedule file; the entries in ``path`` for other kernels stay."""
+    old = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+    text = yaml.safe_dump({**(old or {}), **made}, sort_keys=True, default_flow_style=None, width=120)
+    path.write_text(text, encoding="utf-8")

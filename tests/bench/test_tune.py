@@ -1,0 +1,79 @@
+"""Schedules and the choice between them; timing itself needs a GPU (tests/gpu/test_gpu_bench.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from graphs import pipeline
+
+from flintc.bench import tune
+from flintc.bench.tune import Trial, Tuned, write_entries
+from flintc.codegen.planner import plan
+from flintc.codegen.schedule import Schedule, schedule_of, stored, trying
+from flintc.errors import BackendError, UsageError
+from flintc.spec import bind_defaults, load_spec
+
+
+def tuned(*trials: tuple[str, float, float]) -> Tuned:
+    rules, *others = (Trial(*t) for t in trials)
+    return Tuned("qkv_5120x2048", rules, tuple(others))
+
+
+def test_the_quickest_wins() -> None:
+    assert tuned(("rules", 8.0, 9.0), ("a", 7.0, 9.0), ("b", 6.0, 9.1)).best.candidate == "b"
+
+
+def test_noise_changes_nothing() -> None:
+    assert tuned(("rules", 8.0, 9.0), ("a", 7.9, 8.0)).best.candidate == "rules"
+
+
+def test_eight_rows_may_not_pay_for_one() -> None:
+    assert tuned(("rules", 8.0, 9.0), ("a", 5.0, 12.0)).best.candidate == "rules"
+
+
+def test_a_kernel_is_laid_out_as_it_is_told() -> None:
+    graph = pipeline("tiny-flint").graph
+    with trying(Schedule(warps=2, registers=112)):
+        told = plan(graph).kernels
+    ruled = plan(graph).kernels
+    name = next(n for n in told if n.startswith("qkv_"))
+    assert (told[name].num_warps, told[name].constants["SPLIT"], told[name].max_registers) == (2, 2, 112)
+    assert ruled[name].num_warps != 2
+    assert told["add_norm_128"] == ruled["add_norm_128"]
+
+
+def test_entries_name_kernels_of_flint() -> None:
+    kernels = {k for w in ("bf16", "nvfp4") for k in plan(pipeline("flint", w).graph).kernels}
+    assert set(stored()) <= kernels
+    for name, entry in stored().items():
+        assert schedule_of(name) == Schedule(entry["warps"], entry["registers"])
+        assert entry["us"] < entry["rules_us"]
+        assert entry["measured"]
+
+
+def test_a_file_keeps_what_it_holds(tmp_path: Path) -> None:
+    file = tmp_path / "sm_90.yaml"
+    write_entries(file, {"a": {"warps": 4, "registers": 0}})
+    write_entries(file, {"b": {"warps": 2, "registers": 128}})
+    assert yaml.safe_load(file.read_text()) == {
+        "a": {"warps": 4, "registers": 0}, "b": {"warps": 2, "registers": 128}
+    }  # fmt: skip
+
+
+def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "CANDIDATES", {"w2r128": Schedule(2, 128)})
+    tune.prepare(bind_defaults(load_spec("tiny-flint")), "bf16", "sm_90", tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rules", "w2r128"]
+
+
+def test_an_unknown_candidate_is_named() -> None:
+    with pytest.raises(UsageError, match="no candidate is called w3"):
+        tune.candidates_called(["w3"])
+
+
+def test_timing_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flintc.api.gpu_target", lambda: None)
+    with pytest.raises(BackendError, match="needs a GPU"):
+        tune.tune(bind_defaults(load_spec("tiny-flint")), "bf16", 512)
