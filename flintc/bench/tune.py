@@ -90,7 +90,9 @@ def tune(
     candidates: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> tuple[Tuned, ...]:
-    """Time every candidate, or those named, of every tuned kernel on this GPU, with synthetic weights; BackendError without one.
+    """Time every candidate, or those named, of every tuned kernel on this GPU; BackendError without one.
+
+    Weights are synthetic.
 
     prepared: a folder that :func:`prepare` filled; what it lacks is compiled here.
     """
