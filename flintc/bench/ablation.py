@@ -43,7 +43,7 @@ class AblationStep:
 
     ``merged``: ops that share a launch with others. ``matches``: by rule of the step's pass.
     ``seconds`` (median), ``p99_seconds``, ``launches_profiled``, ``kl_fp32`` and ``kl_baseline`` are measurements, None
-    where there is none.
+    where there is none; the latter two are means over ``kl_positions`` positions.
     """
 
     name: str
@@ -60,6 +60,7 @@ class AblationStep:
     launches_profiled: int | None = None
     kl_fp32: float | None = None
     kl_baseline: float | None = None
+    kl_positions: int | None = None
 
     @property
     def estimate(self) -> float:
@@ -189,7 +190,8 @@ def ablation_table(ablation: Ablation) -> Group:
 
 def accuracy_table(ablation: Ablation) -> Table:
     """What each pass costs in accuracy."""
-    table = _table(caption="mean KL of next-token distributions on real text, in nats")
+    positions = max(step.kl_positions or 0 for step in ablation.steps)
+    table = _table(caption=f"mean KL of next-token distributions at {positions:,} positions of real text, in nats")
     for heading in ("KL from FP32", "KL from baseline"):
         table.add_column(heading, justify="right")
     for step in ablation.steps:
@@ -304,6 +306,7 @@ def _step_json(step: AblationStep) -> dict[str, Any]:
         "launches_profiled": step.launches_profiled,
         "kl_fp32": step.kl_fp32,
         "kl_baseline": step.kl_baseline,
+        "kl_positions": step.kl_positions,
         "bytes_read": step.cost.bytes_read,
         "bytes_written": step.cost.bytes_written,
         "ops_merged": step.merged,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,11 @@ from torch import Tensor
 from flintc.bench.divergence import kl
 from flintc.bench.step import StepInputs, prepare_step, run_in_groups
 from flintc.bench.subject import Subject, default_backend
-from flintc.bench.verify import make_prompts, oracle_logits, step_prompts
+from flintc.bench.verify import PROMPTS, make_prompts, oracle_logits, step_prompts
 
 Progress = Callable[[int, int, str], None]
+#: Logits of all prompts together, of which three copies are held: FP32, baseline, and the prefix at hand.
+_MOST_LOGITS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ def measure_accuracy(
     """
     chosen = backend or ("cuda" if default_backend() == "cuda" else "interpret")
     prompts = make_prompts(subject, None)
+    prompts = prompts[: max(1, min(PROMPTS, _MOST_LOGITS // (len(prompts[0]) * subject.vocab)))]
     whole = chosen == "cuda"
     if not whole:
         prompts = [list(ids) for ids in step_prompts(subject, prompts)]
@@ -47,6 +51,7 @@ def measure_accuracy(
     first: list[Tensor] = []
     for done, step in enumerate(steps):
         made = _logits(subject, chosen, step, prompts, inputs)
+        gc.collect()  # the memory of the step before: its graphs and caches
         first = first or made
         if not whole:
             exact = [x[-1:] for x in exact]

@@ -33,7 +33,7 @@ def ablate_command(
         str | None,
         typer.Option(
             metavar="synthetic|CHECKPOINT",
-            help="Also measure: times on this GPU with synthetic weights, or accuracy on a checkpoint of SPEC.",
+            help="Also measure: times on this GPU with synthetic weights, or accuracy on CHECKPOINT, at its sizes.",
         ),
     ] = None,
     bundles: Annotated[
@@ -49,15 +49,19 @@ def ablate_command(
     from flintc import api
     from flintc.bench.ablation import CONTEXT, ablate
     from flintc.bench.report import write_report
+    from flintc.errors import UsageError
 
-    model, format = api.model_of(spec, weights, checkpoint)
+    measured = None if measure == "synthetic" else measure
+    if None not in (measured, checkpoint) and measured != checkpoint:
+        raise UsageError("--for and --measure name two checkpoints", remedy="--measure takes the sizes of its own")
+    model, format = api.model_of(spec, weights, measured or checkpoint)
     run = api.run_passes(model, format, tuple(disable_pass or ()))
     tokens = context or min(CONTEXT, model.dims["context"])
     ablation = ablate(run, context=tokens, batch=batch, bandwidth=bandwidth * 1e12)
     if measure == "synthetic":
         ablation = _with_times(model, ablation, bundles)
-    elif measure is not None:
-        ablation = _with_accuracy(ablation, measure, spec, tuple(disable_pass or ()))
+    elif measured is not None:
+        ablation = _with_accuracy(ablation, measured, spec, tuple(disable_pass or ()))
     if report is not None:
         write_report(report, ablation, run)
     emit(as_json, ablation.to_json(), lambda: show_ablation(ablation))
@@ -77,12 +81,20 @@ def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str, disabled: tup
 
     from flintc.bench.accuracy import measure_accuracy
     from flintc.bench.subject import open_subject
+    from flintc.errors import UsageError
 
     with progress("measuring") as update:
         subject = replace(open_subject(checkpoint, spec=spec), disabled=disabled)
+        if subject.format != ablation.weights:
+            raise UsageError(
+                f"the weights of {checkpoint} are {subject.format}, not {ablation.weights}",
+                remedy="leave --weights out",
+            )
         found = measure_accuracy(subject, [step.name for step in ablation.steps], progress=update)
     for name, accuracy in found.items():
-        ablation = ablation.measured(name, kl_fp32=accuracy.kl_fp32, kl_baseline=accuracy.kl_baseline)
+        ablation = ablation.measured(
+            name, kl_fp32=accuracy.kl_fp32, kl_baseline=accuracy.kl_baseline, kl_positions=accuracy.positions
+        )
     return ablation
 
 
