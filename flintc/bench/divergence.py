@@ -48,29 +48,56 @@ def kl(reference: Tensor, other: Tensor) -> Tensor:
     return torch.where(divergence.isnan(), torch.inf, divergence).clamp(min=0)
 
 
+class Tally:
+    """Adds up a :class:`Divergence` prompt by prompt: nobody needs to hold the logits of all of them."""
+
+    def __init__(self) -> None:
+        self._kl: list[Tensor] = []
+        self._same: list[Tensor] = []
+        self._lost: list[Tensor] = []
+
+    def add(self, reference: Tensor, other: Tensor, ids: Sequence[int]) -> None:
+        """One prompt of tokens ``ids``, both logits [T, vocab] on one device."""
+        self._kl.append(kl(reference, other).cpu())
+        self._same.append((reference.argmax(-1) == other.argmax(-1)).cpu())
+        self._lost.append(losses(other, ids))
+
+    def result(self) -> Divergence:
+        """Over everything added."""
+        every = torch.cat(self._kl)
+        return Divergence(
+            float(every.mean()),
+            float(every.quantile(0.99)),
+            float(every.max()),
+            float(torch.cat(self._same).double().mean()),
+            mean_perplexity(self._lost),
+            tuple(float(x.sum()) for x in self._kl),
+        )
+
+
 def compare(reference: Sequence[Tensor], other: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> Divergence:
     """``other`` against ``reference``, both logits [T, vocab] per prompt."""
-    each = [kl(r, o) for r, o in zip(reference, other, strict=True)]
-    every = torch.cat(each)
-    same = torch.cat([r.argmax(-1) == o.argmax(-1) for r, o in zip(reference, other, strict=True)])
-    return Divergence(
-        float(every.mean()),
-        float(every.quantile(0.99)),
-        float(every.max()),
-        float(same.double().mean()),
-        perplexity(other, prompts),
-        tuple(float(x.sum()) for x in each),
-    )
+    tally = Tally()
+    for r, o, ids in zip(reference, other, prompts, strict=True):
+        tally.add(r, o, ids)
+    return tally.result()
+
+
+def losses(logits: Tensor, ids: Sequence[int]) -> Tensor:
+    """Negative log-likelihood of each token of a prompt after the first: f64[T - 1] on the CPU."""
+    following = torch.tensor(list(ids[1:]), dtype=torch.int64, device=logits.device)
+    return torch.nn.functional.cross_entropy(logits[:-1].double(), following, reduction="none").cpu()
+
+
+def mean_perplexity(lost: Sequence[Tensor]) -> float:
+    """exp of the mean of all losses; NaN where there are none."""
+    every = torch.cat(list(lost))
+    return float(every.mean().exp()) if len(every) else float("nan")
 
 
 def perplexity(logits: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> float:
     """exp of the mean negative log-likelihood of each prompt's own next tokens."""
-    lost = [
-        torch.nn.functional.cross_entropy(x[:-1].double(), torch.tensor(list(ids[1:])), reduction="none")
-        for x, ids in zip(logits, prompts, strict=True)
-        if len(ids) > 1
-    ]
-    return float(torch.cat(lost).mean().exp()) if lost else float("nan")
+    return mean_perplexity([losses(x, ids) for x, ids in zip(logits, prompts, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

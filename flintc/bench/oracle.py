@@ -1,13 +1,16 @@
 """The independent side of ``flintc verify``: transformers' Flint on weights read by safetensors or gguf alone.
 
 This module imports nothing of flintc, so that a mistake in flintc's loader, graph or kernels cannot hide in what it is
-compared with. It runs layer by layer: one layer's weights are in memory at a time, whatever the model's size.
+compared with. It runs layer by layer, and gives logits prompt by prompt: the weights of one layer and the logits of one
+prompt are in memory at a time, whatever the model's size.
 Needs transformers 5.24 (``pip install 'flintc[verify]'``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from transformers.models.flint.modeling_flint import FlintDecoderLayer, FlintRMS
 _KEPT_FP32 = ("mlp.gate.weight", "self_attn.sinks")
 #: Reads the parameter of a name in transformers' naming, FP32 on the CPU.
 Reader = Callable[[str], Tensor]
+#: Called with (layers done, layers in all, what is being done).
+Progress = Callable[[int, int, str], None]
 
 
 class Oracle:
@@ -46,40 +51,66 @@ class Oracle:
         self.config._experts_implementation = "eager"
 
     @torch.no_grad()
-    def logits(self, prompts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
-        """Logits after each token of each prompt: f32[T, vocab] on the CPU; weights and activations in ``dtype``."""
-        embed = self._weight("model.embed_tokens.weight", dtype)
-        hidden = [embed[torch.tensor(list(ids), device=self.device)][None] for ids in prompts]
-        del embed
+    def logits(
+        self, prompts: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], progress: Progress | None = None
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Logits after each token, one prompt after the other: f32[T, vocab] on the device for each of ``dtypes``.
+
+        A dtype is that of weights and activations. Every weight is read once.
+        """
+        hidden = self._embedded(prompts, dtypes)
+        layers = self.config.num_hidden_layers
+        for number in range(layers):
+            self._advance(number, hidden)
+            if progress is not None:
+                progress(number + 1, layers, f"layer {number} in transformers")
+        scale, head = self._read("model.norm.weight"), self._read("lm_head.weight")
+        norms, heads = [], []
+        for dtype in dtypes:
+            norm = FlintRMSNorm(self.config.hidden_size, eps=self.config.rms_norm_eps)
+            norm.weight.data = self._on_device(scale, dtype)
+            norms.append(norm)
+            heads.append(self._on_device(head, dtype))
+        for states in zip(*hidden, strict=True):
+            each = zip(states, norms, heads, strict=True)
+            yield tuple(torch.nn.functional.linear(norm(x)[0], weight).float() for x, norm, weight in each)
+
+    def _embedded(self, prompts: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> list[list[Tensor]]:
+        """Hidden states [1, T, hidden] before the first layer, by dtype and prompt."""
+        embed = self._read("model.embed_tokens.weight")
+        return [[self._on_device(embed[list(ids)], dtype)[None] for ids in prompts] for dtype in dtypes]
+
+    def _advance(self, number: int, hidden: Sequence[list[Tensor]]) -> None:
+        """Run layer ``number`` on the states of every prompt, once per dtype."""
         rotary = FlintRotaryEmbedding(self.config).to(self.device)
-        for number in range(self.config.num_hidden_layers):
-            layer = self._layer(number, dtype)
-            for i, states in enumerate(hidden):
+        with torch.device("meta"):
+            names = [name for name, _ in FlintDecoderLayer(self.config, number).named_parameters()]
+        stored = {name: self._read(f"model.layers.{number}.{name}") for name in names}
+        for prompts in hidden:
+            layer = self._layer(number, stored, prompts[0].dtype)
+            for i, states in enumerate(prompts):
                 at = torch.arange(states.shape[1], device=self.device)[None]
-                hidden[i] = layer(
+                prompts[i] = layer(
                     states,
                     attention_mask=self._mask(number, states, at),
                     position_ids=at,
                     position_embeddings=rotary(states, at),
                 )
-            del layer
-        norm = FlintRMSNorm(self.config.hidden_size, eps=self.config.rms_norm_eps)
-        norm.weight.data = self._weight("model.norm.weight", dtype)
-        head = self._weight("lm_head.weight", dtype)
-        return [torch.nn.functional.linear(norm(states)[0], head).float().cpu() for states in hidden]
+            del layer  # before the next one is made
 
-    def _layer(self, number: int, dtype: torch.dtype) -> FlintDecoderLayer:
+    def _layer(self, number: int, stored: Mapping[str, Tensor], dtype: torch.dtype) -> FlintDecoderLayer:
         """Layer ``number`` with its weights."""
         with torch.device("meta"):
             layer = FlintDecoderLayer(self.config, number)
-        prefix = f"model.layers.{number}."
-        state = {name: self._weight(prefix + name, dtype) for name, _ in layer.named_parameters()}
+        state = {
+            name: self._on_device(weight, torch.float32 if name.endswith(_KEPT_FP32) else dtype)
+            for name, weight in stored.items()
+        }
         layer.load_state_dict(state, strict=True, assign=True)
         return layer.eval()
 
-    def _weight(self, name: str, dtype: torch.dtype) -> Tensor:
-        kept = name.endswith(_KEPT_FP32)
-        return self._read(name).to(self.device, torch.float32 if kept else dtype)
+    def _on_device(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        return weight.to(self.device, dtype)
 
     def _mask(self, number: int, states: Tensor, at: Tensor) -> Tensor | None:
         assert self.config.layer_types is not None
@@ -164,13 +195,21 @@ class _GgufReader:
 
     def _stored(self, name: str) -> Tensor:
         tensor = self._tensors[f"{name}.weight"]
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        values = _dequantized(tensor).astype(np.float32, copy=False)
         weight = torch.from_numpy(values.reshape(tensor.shape[::-1].tolist()))
         scale = self._tensors.get(f"{name}.scale")
         if scale is None:
             return weight
         factor = torch.from_numpy(np.array(scale.data, dtype=np.float32))
         return weight * factor.view(-1, *[1] * (weight.ndim - 1))
+
+
+def _dequantized(tensor: gguf.ReaderTensor) -> np.ndarray[Any, Any]:
+    """Values of a tensor, some of its rows or experts per thread: package gguf takes a second for 30 million."""
+    workers = min(len(tensor.data), os.cpu_count() or 1) if tensor.data.ndim > 1 else 1
+    parts = np.array_split(tensor.data, workers)
+    with ThreadPoolExecutor(workers) as pool:
+        return np.concatenate([*pool.map(lambda part: gguf.quants.dequantize(part, tensor.tensor_type), parts)])
 
 
 def _gguf_config(file: gguf.GGUFReader) -> FlintConfig:

@@ -52,12 +52,19 @@ class StepInputs:
         return StepInputs(part, {**self.env, "B": len(range(*rows.indices(self.rows)))})
 
 
-def prepare_step(subject: Subject, prompts: Sequence[Sequence[int]], runner: Runner | None = None) -> StepInputs:
-    """A step of one row per prompt (at most ROWS): its last token, after all the others have been cached.
+def filler(runner: Runner) -> Runner | None:
+    """``runner`` where it can fill caches in reasonable time: compiled kernels can."""
+    return runner if runner.name == "cuda" else None
 
-    runner: fills the caches (default: the reference); its device is the step's.
+
+def prepare_step(
+    subject: Subject, prompts: Sequence[Sequence[int]], runner: Runner | None = None, device: str = "cpu"
+) -> StepInputs:
+    """A step of one row per prompt (at most ROWS) on ``device``: its last token, after all the others have been cached.
+
+    runner: fills the caches, on its device (default: the reference).
     """
-    fill = runner or ReferenceRunner(subject.graph("baseline"))
+    fill = runner or ReferenceRunner(subject.graph("baseline"), device)
     graph, device = fill.graph, fill.device
     context = max(map(len, prompts))
     kv = KvCache(KvLayout.from_graph(graph), context, len(prompts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flintc.bench.runners import CudaRunner, InterpretRunner, ReferenceRunner, Runner
 from flintc.errors import BackendError, TokenizerError, UsageError
+from flintc.ir.build import unfused
 from flintc.ir.graph import Graph
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.reference import Nvfp4
@@ -21,6 +22,7 @@ from flintc.spec import BoundModel
 
 if TYPE_CHECKING:
     from flintc.bundle import Bundle
+    from flintc.runtime.cuda.executor import CudaExecutor
 
 BACKENDS = ("reference", "interpret", "cuda")
 
@@ -44,13 +46,25 @@ class Subject:
     disabled: tuple[str, ...] = ()
     _moved: dict[str, Mapping[str, Tensor | Nvfp4]] = field(default_factory=dict, init=False, repr=False)
 
-    def graph(self, after: str | None = None) -> Graph:
-        """The graph after the pass ``after`` (default: all of the pipeline, or the bundle's)."""
-        from flintc import api
+    @property
+    def device(self) -> str:
+        """Where the weights are."""
+        return next(iter(self.weights.values())).device.type
 
-        if after is None and self.bundle is not None:
-            return self.bundle.plan.graph
-        return api.run_passes(self.model, self.format, self.disabled, after).graph
+    def graph(self, after: str | None = None) -> Graph:
+        """The graph after the pass ``after`` (default: all of the pipeline, or the bundle's).
+
+        With a bundle it is made of the bundle's ops, whose pages and chunks may be other than the spec's.
+        """
+        from flintc import api
+        from flintc.passes import run_pipeline
+
+        if self.bundle is None:
+            return api.run_passes(self.model, self.format, self.disabled, after).graph
+        whole = self.bundle.plan.graph
+        if after is None:
+            return whole
+        return run_pipeline(unfused(whole), self.model.spec.pipeline, self.disabled, after).graph
 
     def plan(self, after: str | None = None) -> Plan:
         """Its kernels, rendered by this installation: nothing that a bundle holds as source is executed."""
@@ -69,8 +83,7 @@ class Subject:
     def weights_on(self, device: str) -> Mapping[str, Tensor | Nvfp4]:
         """The weights on ``cpu`` or ``cuda``: one copy per device, since a full model leaves no room for another."""
         if device not in self._moved:
-            here = next(iter(self.weights.values())).device.type
-            self._moved[device] = self.weights if device == here else on_device(self.weights, device)
+            self._moved[device] = self.weights if device == self.device else on_device(self.weights, device)
         return self._moved[device]
 
     def tables(self, graph: Graph, positions: int, device: str = "cpu") -> dict[str, Tensor]:
@@ -83,7 +96,7 @@ class Subject:
         """What runs single launches of the graph after the pass ``after``."""
         check_backend(backend)
         if backend == "reference":
-            return ReferenceRunner(self.graph(after))
+            return ReferenceRunner(self.graph(after), self.device)
         if backend == "interpret":
             return InterpretRunner(self.plan(after))
         return CudaRunner(*self._compiled(after))
@@ -92,11 +105,7 @@ class Subject:
         """What runs whole steps, for one sequence of up to ``context`` tokens; ``after`` as for :meth:`graph`."""
         check_backend(backend)
         if backend == "cuda":
-            from flintc.runtime.cuda.executor import CudaExecutor
-
-            plan, compiled = self._compiled(after)
-            weights, tables = self.weights_on("cuda"), self.tables(plan.graph, context, "cuda")
-            return CudaExecutor(plan, compiled, weights, tables, context, slots=1)
+            return self._cuda_executor(after, context)
         if backend == "interpret":
             from flintc.runtime.interpret_executor import InterpretExecutor
 
@@ -106,24 +115,49 @@ class Subject:
         from flintc.runtime.reference_executor import ReferenceExecutor
 
         graph = self.graph("baseline")
-        weights, tables = self.weights_on("cpu"), self.tables(graph, context)
-        return ReferenceExecutor(graph, weights, tables, "rounded", context, slots=1)
+        tables = self.tables(graph, context, self.device)
+        return ReferenceExecutor(graph, self.weights, tables, "rounded", context, slots=1)
+
+    def executors(self, backend: str, context: int) -> dict[str, Executor]:
+        """Every way in which ``backend`` runs prompts of ``context`` tokens, by what it is called.
+
+        By steps; and on a GPU in chunks too, where they are long enough for that.
+        """
+        steps = self.executor(backend, context)
+        found = {steps.path: steps}
+        if backend == "cuda":
+            chunks = self._cuda_executor(None, context, chunks=True)
+            if chunks.takes(context):
+                found[chunks.prompt_path] = chunks
+        return found
 
     def logits(self, backend: str, prompts: Sequence[Sequence[int]], after: str | None = None) -> list[Tensor]:
         """Logits after each token of each prompt: f32[T, vocab] on the CPU."""
         return run_prompts(self.executor(backend, max(map(len, prompts)), after), prompts)
 
-    def _compiled(self, after: str | None) -> tuple[Plan, Mapping[str, CompiledKernel]]:
-        """A plan and its machine code for the GPU that is here; the bundle's where there is one."""
+    def _cuda_executor(self, after: str | None, context: int, *, chunks: bool = False) -> CudaExecutor:
+        from flintc.runtime.cuda.executor import CudaExecutor
+
+        plan, compiled = self._compiled(after, chunks=chunks)
+        weights, tables = self.weights_on("cuda"), self.tables(plan.graph, context, "cuda")
+        return CudaExecutor(plan, compiled, weights, tables, context, slots=1)
+
+    def _compiled(self, after: str | None, *, chunks: bool = False) -> tuple[Plan, Mapping[str, CompiledKernel]]:
+        """A plan and its machine code for the GPU that is here; the bundle's where there is one.
+
+        chunks: with the general path, on which long prompts run; else it is left out.
+        """
         major, minor = torch.cuda.get_device_capability()
         target = f"sm_{major}{minor}"
         if after is None and self.bundle is not None:
-            return self.bundle.plan, self.bundle.for_target(target)
+            plan = self.bundle.plan if chunks else replace(self.bundle.plan, general=None)
+            return plan, self.bundle.for_target(target)
         from flintc.codegen.aot import compile_kernels
+        from flintc.codegen.general import with_general
 
-        plan = self.plan(after)
-        made = compile_kernels(plan.kernels.values(), [target])
-        return plan, {name: made[name, target] for name in plan.kernels}
+        plan = with_general(self.plan(after)) if chunks else self.plan(after)
+        made = compile_kernels(plan.all_kernels.values(), [target])
+        return plan, {name: made[name, target] for name in plan.all_kernels}
 
 
 def check_backend(backend: str) -> None:

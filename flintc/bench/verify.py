@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from flintc.bench.divergence import LEAST_TOKENS, Divergence, Verdict, compare, judge
+from flintc.bench.divergence import LEAST_TOKENS, Divergence, Tally, Verdict, judge, losses, mean_perplexity
 from flintc.bench.runners import ReferenceRunner, Runner, Values
-from flintc.bench.step import ROWS, StepInputs, new_caches, prepare_step, run_in_groups
-from flintc.bench.subject import Subject, default_backend
+from flintc.bench.step import ROWS, StepInputs, filler, new_caches, prepare_step, run_in_groups
+from flintc.bench.subject import Subject, default_backend, run_prompts
 from flintc.bench.tolerance import Difference, compare_value, roundings
 from flintc.errors import BackendError, UsageError
 from flintc.ir.graph import Graph, Launch
 from flintc.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from flintc.bench.oracle import Oracle
 
 Progress = Callable[[int, int, str], None]
 
@@ -43,42 +46,55 @@ class KernelCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """The whole model as one executor runs it, against FP32; ``path`` says how it ran."""
+
+    path: str
+    divergence: Divergence
+    verdict: Verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        v = self.verdict
+        judged = {"ratio": v.ratio, "ratio_upper": v.upper, "reason": v.reason, "passed": v.passed}
+        return {"path": self.path, **self.divergence.to_json(), **judged}
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
-    """What ``flintc verify`` found; ``yardstick`` is transformers' BF16, ``exact`` the perplexity in FP32."""
+    """What ``flintc verify`` found; ``yardstick`` is transformers' BF16, ``exact`` the perplexity in FP32.
+
+    models: the whole model, once for each way in which the backend runs a prompt.
+    """
 
     checkpoint: str
     weights: str
-    path: str
     kernels_path: str
     prompts: int
     tokens: int
     kernels: tuple[KernelCheck, ...]
-    ours: Divergence
+    models: tuple[ModelCheck, ...]
     yardstick: Divergence
     exact: float
-    verdict: Verdict
 
     @property
     def passed(self) -> bool | None:
         """Every kernel within its bound, and the model within the pooled one; None: too little text to tell."""
-        return self.verdict.passed if all(k.worst.passed for k in self.kernels) else False
+        said = [k.worst.passed for k in self.kernels] + [m.verdict.passed for m in self.models]
+        return False if False in said else None if None in said else True
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
             "checkpoint": self.checkpoint,
             "weights": self.weights,
-            "path": self.path,
             "kernels_path": self.kernels_path,
             "prompts": self.prompts,
             "tokens": self.tokens,
             "kernels": [k.to_json() for k in self.kernels],
-            "flintc": self.ours.to_json(),
+            "flintc": [m.to_json() for m in self.models],
             "transformers_bf16": self.yardstick.to_json(),
             "perplexity_fp32": self.exact,
-            "ratio": self.verdict.ratio,
-            "ratio_upper": self.verdict.upper,
-            "reason": self.verdict.reason,
             "passed": self.passed,
         }
 
@@ -187,13 +203,25 @@ def leaving(graph: Graph, launch: Launch) -> list[str]:
 
 
 def verify_model(
-    subject: Subject, prompts: Sequence[Sequence[int]], backend: str, device: str
-) -> tuple[Divergence, Divergence, float, Verdict]:
-    """flintc and transformers' BF16 against transformers' FP32; the perplexity in FP32; the verdict."""
-    exact, rounded = oracle_logits(subject, prompts, device)
-    ours = compare(exact, subject.logits(backend, prompts), prompts)
-    yardstick = compare(exact, rounded, prompts)
-    return ours, yardstick, compare(exact, exact, prompts).perplexity, judge(ours, yardstick, prompts)
+    subject: Subject, prompts: Sequence[Sequence[int]], backend: str, device: str, progress: Progress | None = None
+) -> tuple[tuple[ModelCheck, ...], Divergence, float]:
+    """flintc and transformers' BF16 against transformers' FP32, on each prompt; the latter's perplexity.
+
+    device: where transformers runs and distributions are compared. Of all logits those of one prompt are in memory.
+    """
+    executors = subject.executors(backend, max(map(len, prompts)))
+    ours, yardstick, lost = [Tally() for _ in executors], Tally(), []
+    dtypes = (torch.float32, torch.bfloat16)
+    for ids, (exact, rounded) in zip(prompts, _oracle(subject, device).logits(prompts, dtypes, progress), strict=True):
+        for executor, tally in zip(executors.values(), ours, strict=True):
+            (got,) = run_prompts(executor, [ids])
+            tally.add(exact, got.to(device), ids)
+        yardstick.add(exact, rounded, ids)
+        lost.append(losses(exact, ids))
+    measure = yardstick.result()
+    found = [(path, tally.result()) for path, tally in zip(executors, ours, strict=True)]
+    models = tuple(ModelCheck(path, d, judge(d, measure, prompts)) for path, d in found)
+    return models, measure, mean_perplexity(lost)
 
 
 def oracle_logits(
@@ -202,13 +230,17 @@ def oracle_logits(
     device: str = "cpu",
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
 ) -> list[list[Tensor]]:
-    """Logits of transformers, once per dtype. BackendError where transformers is not installed."""
+    """Logits of transformers on the CPU, once per dtype. BackendError where transformers is not installed."""
+    made = [[x.cpu() for x in each] for each in _oracle(subject, device).logits(prompts, dtypes)]
+    return [list(of_dtype) for of_dtype in zip(*made, strict=True)]
+
+
+def _oracle(subject: Subject, device: str) -> Oracle:
     try:
         from flintc.bench.oracle import Oracle
     except ImportError as error:
         raise BackendError(f"verify needs transformers: {error}", remedy="pip install 'flintc[verify]'") from error
-    oracle = Oracle(subject.path, subject.config, device)
-    return [oracle.logits(prompts, dtype) for dtype in dtypes]
+    return Oracle(subject.path, subject.config, device)
 
 
 def verify(
@@ -228,10 +260,10 @@ def verify(
     here = default_backend()
     backend, kernels = backend or here, kernels or ("cuda" if here == "cuda" else "interpret")
     runner = subject.runner(kernels)
-    inputs = prepare_step(subject, step_prompts(subject, prompts), runner if kernels == "cuda" else None)
+    inputs = prepare_step(subject, step_prompts(subject, prompts), filler(runner), runner.device)
     checks = check_kernels(runner, inputs, every=every, progress=progress)
-    ours, yardstick, exact, verdict = verify_model(subject, prompts, backend, "cuda" if here == "cuda" else "cpu")
+    models, yardstick, exact = verify_model(subject, prompts, backend, "cuda" if here == "cuda" else "cpu", progress)
     return Verification(
-        str(subject.path), subject.format, backend, kernels, len(prompts), sum(map(len, prompts)),
-        tuple(checks), ours, yardstick, exact, verdict,
+        str(subject.path), subject.format, kernels, len(prompts), sum(map(len, prompts)), tuple(checks), models,
+        yardstick, exact,
     )  # fmt: skip

@@ -90,19 +90,23 @@ def _show(found: Verification) -> None:
     stdout.print(table)
     models = Table("against FP32", "KL mean", "KL p99", "KL max", "same top-1", "perplexity",
                    title=f"{found.prompts} prompts, {found.tokens} tokens")  # fmt: skip
-    for name, d in ((f"flintc, {found.path}", found.ours), ("transformers, BF16", found.yardstick)):
+    measured = [(f"flintc, {m.path}", m.divergence) for m in found.models]
+    for name, d in (*measured, ("transformers, BF16", found.yardstick)):
         models.add_row(
             name, f"{d.mean:.3e}", f"{d.p99:.3e}", f"{d.largest:.3e}", f"{d.top1:.2%}", f"{d.perplexity:.4f}"
         )
     models.add_row("transformers, FP32", "", "", "", "", f"{found.exact:.4f}")
     stdout.print(models)
-    said = {True: "passed", False: "FAILED", None: "undecided"}[found.passed]
-    stdout.print(f"{said}: {found.verdict.reason}", markup=False, highlight=False)
+    words = {True: "passed", False: "FAILED", None: "undecided"}
+    wrong = sum(not k.worst.passed for k in found.kernels)
+    stdout.print(f"{words[not wrong]}: {len(found.kernels)} kernels, {wrong} beyond rounding", highlight=False)
+    for m in found.models:
+        stdout.print(f"{words[m.verdict.passed]}: {m.path}: {m.verdict.reason}", markup=False, highlight=False)
 
 
 def _bisect(subject: Subject, prompts: list[list[int]], runs: list[str], save: Path | None, as_json: bool) -> None:
     from flintc.bench import bisect as search
-    from flintc.bench.step import prepare_step
+    from flintc.bench.step import filler, prepare_step
     from flintc.bench.subject import default_backend
     from flintc.bench.verify import step_prompts
     from flintc.errors import UsageError
@@ -119,7 +123,7 @@ def _bisect(subject: Subject, prompts: list[list[int]], runs: list[str], save: P
         else:
             alone = search.parse_run(first)
             traced = subject.runner(alone.backend, alone.after)
-            inputs = prepare_step(subject, step_prompts(subject, prompts), traced if kernels == "cuda" else None)
+            inputs = prepare_step(subject, step_prompts(subject, prompts), filler(traced), traced.device)
             trace = search.trace_run(alone, traced, inputs).to(runner.device)
         if save is not None:
             search.save_trace(save, trace, subject.graph("baseline"))

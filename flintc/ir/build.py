@@ -54,6 +54,14 @@ def ring_pages(window: int, page: int) -> int:
     return -(-(window - 1 + RING_ROWS) // page)
 
 
+def unfused(graph: Graph) -> Graph:
+    """``graph`` with each op in a launch of its own, named after it."""
+    ops = graph.ops.values()
+    return graph.with_launches(
+        tuple(Launch(x.name, x.kind, (x.name,), tile=default_tile(x, graph.values)) for x in ops)
+    )
+
+
 def default_tile(op: Op, values: Mapping[str, Value]) -> int | None:
     """Output rows per program of a GEMV; None for an op that is none."""
     if op.kind not in TILES:
@@ -207,11 +215,8 @@ class _Builder:
     def graph(self, head: frozenset[str]) -> Graph:
         spec = self.model.spec
         output = self.lookup(spec.model.output, spec.place("model", "output"))
-        launches = tuple(
-            Launch(op.name, op.kind, (op.name,), tile=default_tile(op, self.values)) for op in self.ops.values()
-        )
         outputs = (output, *(cache for cache, _ in self.caches.values()))
-        return Graph(spec.name, self.values, self.ops, launches, outputs, head)
+        return unfused(Graph(spec.name, self.values, self.ops, (), outputs, head))
 
 
 def _scoped(name: str, layer: int | None) -> str:

@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kernel_faults import KERNEL_FAULTS
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from flintc import api
 from flintc.bench import bisect as search
-from flintc.bench.runners import InterpretRunner
+from flintc.bench.runners import InterpretRunner, ReferenceRunner
 from flintc.bench.step import prepare_step
 from flintc.bench.subject import Subject, open_subject
 from flintc.bench.verify import make_prompts, step_prompts
+from flintc.bench.verify import verify as check
 from flintc.cli import run
+from flintc.codegen.planner import plan
 from flintc.errors import UsageError
+from flintc.runtime.kv import KvLayout
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-flint"
+FILE = EXAMPLE / "tiny-flint.gguf"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("verify") / "model"
-    api.synth("tiny-flint", path, demo_tokenizer=True)
-    return path
-
-
-@pytest.fixture(scope="module")
-def subject(checkpoint: Path) -> Subject:
-    return open_subject(checkpoint, spec="tiny-flint")
+def subject() -> Subject:
+    return open_subject(EXAMPLE)
 
 
 @pytest.fixture(scope="module")
 def trace(subject: Subject) -> search.Trace:
-    """The reference's run of a step."""
-    inputs = prepare_step(subject, step_prompts(subject, make_prompts(subject, None, 40, 4)))
+    """The reference's run of a step, with rows on both sides of the window's edge (65)."""
+    inputs = prepare_step(subject, step_prompts(subject, make_prompts(subject, None, 100, 4)))
     return search.trace_run(search.Run("reference"), subject.runner("reference"), inputs)
 
 
 def verify(checkpoint: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict]:
-    code = run(["verify", str(checkpoint), "--spec", "tiny-flint", "--json", *flags])
+    code = run(["verify", str(checkpoint), "--json", *flags])
     out = capsys.readouterr().out
     return code, json.loads(out) if out else {}
 
 
+@pytest.mark.parametrize("checkpoint", [EXAMPLE, FILE], ids=["bf16", "nvfp4"])
 def test_figures_of_a_short_text(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, data = verify(checkpoint, capsys, "--kernels", "reference", "--tokens", "50", "--prompts", "3")
     assert code == 0 and data["passed"] is None and (data["prompts"], data["tokens"]) == (3, 150)
     assert {k["role"] for k in data["kernels"]} >= {"qkv", "attention", "route", "expert_gate_up", "expert_down"}
     assert all(k["passed"] and k["excess"] == 0 for k in data["kernels"])
-    assert 0 < data["flintc"]["kl_mean"] <= data["flintc"]["kl_max"] and data["flintc"]["top1_agreement"] > 0.5
+    (found,) = data["flintc"]
+    assert found["path"] == "reference" and found["passed"] is None
+    assert 0 < found["kl_mean"] <= found["kl_max"] < 0.1 and found["top1_agreement"] > 0.9
+    assert found["perplexity"] == pytest.approx(data["perplexity_fp32"], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +66,12 @@ def test_figures_of_a_short_text(checkpoint: Path, capsys: pytest.CaptureFixture
         (["--backend", "fortran", "--kernels", "reference", "--tokens", "20"], "unknown backend 'fortran'"),
     ],
 )
-def test_mistakes(flags: list[str], said: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", str(checkpoint), *flags]) == 2
+def test_mistakes(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(EXAMPLE), *flags]) == 2
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("checkpoint", [EXAMPLE, FILE], ids=["bf16", "nvfp4"])
 def test_bisect_prefixes_batches_and_a_trace(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     saved = str(tmp_path / "trace.safetensors")
     runs = ("--run", "reference@baseline/8", "--run", "reference/2", "--save-trace", saved)
@@ -71,35 +79,64 @@ def test_bisect_prefixes_batches_and_a_trace(checkpoint: Path, tmp_path: Path, c
     assert code == 0 and data["difference"] is None and not data["exact"] and data["values"] > 60
     code, data = verify(checkpoint, capsys, "--bisect", "--run", saved, "--run", "reference@residual-norm/4")
     assert code == 0 and data["difference"] is None and data["first"].startswith("reference@baseline/8")
+    with safe_open(saved, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors["made/L3.a"][2, 7] += 1
+    save_file(tensors, saved, metadata)
+    code, data = verify(checkpoint, capsys, "--bisect", "--run", saved, "--run", "reference/8")
+    found = data["difference"]
+    assert (code, data["launch"], data["layer"], data["passed"]) == (1, "L3.attention", 3, False)
+    assert (found["value"], found["place"], found["wrong"]) == ("L3.a", [2, 7], 1)
+    assert found["want"] - found["got"] == pytest.approx(1, abs=0.02) and found["error"] > found["allowed"]
+
+
+def test_bisect_says_where_in_words(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    """The default pair of runs, their kernels replaced by the reference with one wrong value."""
+
+    class Wrong(ReferenceRunner):
+        def run(self, launch, values, env):
+            made = super().run(launch, values, env)
+            return made | {"L6.h": made["L6.h"] * 1.5} if "L6.h" in made else made
+
+    monkeypatch.setattr("flintc.bench.subject.InterpretRunner", lambda plan: Wrong(plan.graph))
+    assert run(["verify", str(EXAMPLE), "--bisect", "--tokens", "20"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "first difference in L6.h, launch" in said and "(layer 6)" in said
+    assert "interpret/8 has" in said and "reference/8" in said and "within rounding" in said
+
+
+def test_bisect_of_kernels_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The default, torch against the interpreter; then two batch sizes of one kernel, which must agree in every bit."""
+    sizes = {"layers": 3, "hidden": 64, "vocab": 96, "heads": 2, "kv_heads": 1, "head_dim": 16, "experts": 4}
+    sizes |= {"dense_width": 64, "expert_width": 16, "shared_width": 32, "experts_per_token": 2}
+    api.synth("tiny-flint", tmp_path / "small", sizes=sizes)
+    flags = ("--spec", "tiny-flint", "--bisect", "--tokens", "20")
+    code, data = verify(tmp_path / "small", capsys, *flags)
+    assert (code, data["first"], data["second"], data["exact"]) == (0, "reference/8", "interpret/8", False)
+    code, data = verify(tmp_path / "small", capsys, *flags, "--run", "interpret@attention-merge/4",
+                        "--run", "interpret@attention-merge/8")  # fmt: skip
+    assert (code, data["exact"], data["difference"]) == (0, True, None) and data["launches"] > 30
+
+
+def test_a_bundle_with_pages_and_chunks_of_its_own(subject: Subject) -> None:
+    """Compiled from another spec of the same sizes: its graph is what is verified, and what its baseline is made of."""
+    other = api.run_passes(api.model_of("tiny-flint", checkpoint=EXAMPLE)[0])
+    bundled = replace(subject, bundle=SimpleNamespace(plan=plan(other.graph)))
+    assert bundled.graph() == other.graph and bundled.graph("baseline") == other.steps[0].graph
+    assert KvLayout.from_graph(bundled.graph("baseline")).page == 8 != KvLayout.from_graph(subject.graph()).page
+    found = check(bundled, make_prompts(bundled, None, 40, 2), "reference", "reference")
+    assert found.passed is None and all(k.worst.excess == 0 for k in found.kernels)
 
 
 def test_bisect_finds_the_layer_of_a_wrong_kernel(subject: Subject, trace: search.Trace) -> None:
     """Windows are one short: attention over the whole context agrees, the first windowed layer does not."""
     fault = next(f for f in KERNEL_FAULTS if f.kernel == "attention_window")
-    plan = subject.plan()
-    wrong = fault.plant(plan)
-    runner = InterpretRunner(wrong)
-    runner.graph = plan.graph.with_launches(tuple(x for x in plan.graph.launches if x.role == "attention"))
+    sound = subject.plan()
+    runner = InterpretRunner(fault.plant(sound))
+    runner.graph = sound.graph.with_launches(tuple(x for x in sound.graph.launches if x.role == "attention"))
     found = search.bisect(subject, trace, search.Run("interpret"), runner)
     assert found.found is not None and found.launch == "L2.attention" and found.layer == 2
     assert found.found.value == "L2.a" and found.found.wrong > 0 and found.launches == 3
-
-
-def test_kernels_give_equal_bits_whatever_the_batch(subject: Subject, trace: search.Trace) -> None:
-    plan = subject.plan()
-    runner = InterpretRunner(plan)
-    runner.graph = plan.graph.with_launches(tuple(x for x in plan.graph.launches if x.name.startswith("L2.")))
-    alone = search.Trace("interpret/8", trace.inputs, _made(runner, trace, 8), search.Run("interpret", None, 8))
-    found = search.bisect(subject, alone, search.Run("interpret", None, 1), runner)
-    assert found.exact and found.found is None and found.values > 5
-
-
-def _made(runner: InterpretRunner, trace: search.Trace, batch: int) -> dict:
-    """The reference's values, those of the runner's launches replaced by what these make one from another."""
-    made = dict(trace.made)
-    for launch in runner.graph.launches:
-        made.update(search.forced(runner, launch, trace.inputs, {**trace.inputs.values, **made}, batch))
-    return made
 
 
 @pytest.mark.parametrize("text", ["cpu", "reference/3", "interpret@x/", ""])
