@@ -66,11 +66,11 @@ KERNEL_FAULTS = (
     KernelFault("epsilon 1e-6 when all scores are near 0", "low-scores", "route", text("1e-20", "1e-6")),
     KernelFault(
         "one scale for all experts", "nvfp4", "expert_down",
-        text("weight_scale_ptr + expert * N + first", "weight_scale_ptr + first"),
+        text("scale = weight_scale_ptr + expert * N", "scale = weight_scale_ptr + 0 * expert"),
     ),
     KernelFault("nibbles swapped", "nvfp4", "expert_down", text("4 * tl.arange(0, 8)", "4 * (tl.arange(0, 8) ^ 1)")),
     KernelFault(
         "output scale left out", "nvfp4", r"linear_\d+x\d+_nvfp4_f32",
-        text("other=0.0) * SUM_UNIT", "other=0.0) * 0 + SUM_UNIT"),
+        text("sum_warps(acc, SPLIT) * scale", "sum_warps(acc, SPLIT) * SUM_UNIT"),
     ),
 )  # fmt: skip
