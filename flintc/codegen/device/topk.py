@@ -31,10 +31,17 @@ def key_logit(key):
 
 
 @triton.jit
-def choose_row(
-    logits_ptr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr
+def choose(
+    logits_ptr,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    PARTS: tl.constexpr = 1,
 ):
     """The CHOSEN largest of the EXPERTS logits (FP32) of a row at ``logits_ptr``, best first, ties to the lowest index.
+
+    A logit is the sum of PARTS numbers, EXPERTS apart, the last of which is added first.
 
     Returns ids int32 and weights FP32, [power of two >= CHOSEN]; elements past CHOSEN hold 0.
 
@@ -44,7 +51,9 @@ def choose_row(
     keys = ()
     for first in tl.static_range(0, EXPERTS, 32):
         index = first + lane
-        logit = tl.load(logits_ptr + index, mask=index < EXPERTS, other=0.0)
+        logit = tl.zeros((32,), tl.float32)
+        for part in tl.static_range(PARTS - 1, -1, -1):
+            logit += tl.load(logits_ptr + part * EXPERTS + index, mask=index < EXPERTS, other=0.0)
         keys = keys + (tl.where(index < EXPERTS, choice_key(logit, index), NO_KEY),)
     rank = tl.arange(0, triton.next_power_of_2(CHOSEN))
     chosen = tl.full(rank.shape, NO_KEY, tl.int64)
@@ -69,33 +78,4 @@ def choose_row(
     weight = tl.where(taken, weight, 0.0)
     if RENORMALIZE:
         weight = weight / (tl.sum(weight, 0) + 1e-20)
-    return tl.where(taken, key_index(chosen), 0), weight
-
-
-@triton.jit
-def choose(logits, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr):
-    """The CHOSEN largest of each row of logits (FP32 [ROWS, >= EXPERTS]), best first, ties to the lowest index.
-
-    Returns ids int32 and weights FP32, [ROWS, power of two >= CHOSEN]; columns past CHOSEN hold 0.
-    """
-    index = tl.arange(0, logits.shape[1])[None, :]
-    rank = tl.arange(0, triton.next_power_of_2(CHOSEN))[None, :]
-    keys = tl.where(index < EXPERTS, choice_key(logits, index), NO_KEY)
-    chosen = tl.full((logits.shape[0], rank.shape[1]), NO_KEY, tl.int64)
-    for r in tl.static_range(CHOSEN):
-        best = tl.max(keys, 1)[:, None]
-        chosen = tl.where(rank == r, best, chosen)
-        keys = tl.where(keys == best, NO_KEY, keys)
-    taken = rank < CHOSEN
-    score = tl.where(taken, key_logit(chosen), 0.0)
-    if SOFTMAX:
-        # The best logit is the largest: no second maximum is needed.
-        top = tl.max(tl.where(taken, score, float("-inf")), 1)[:, None]
-        total = tl.sum(tl.where(index < EXPERTS, tl.exp(logits - top), 0.0), 1)[:, None]
-        weight = tl.exp(score - top) / total
-    else:
-        weight = 1.0 / (1.0 + tl.exp(-score))
-    weight = tl.where(taken, weight, 0.0)
-    if RENORMALIZE:
-        weight = weight / (tl.sum(weight, 1)[:, None] + 1e-20)
     return tl.where(taken, key_index(chosen), 0), weight

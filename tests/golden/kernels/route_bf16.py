@@ -60,10 +60,17 @@ def key_logit(key):
 
 
 @triton.jit
-def choose_row(
-    logits_ptr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr
+def choose(
+    logits_ptr,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    PARTS: tl.constexpr = 1,
 ):
     """The CHOSEN largest of the EXPERTS logits (FP32) of a row at ``logits_ptr``, best first, ties to the lowest index.
+
+    A logit is the sum of PARTS numbers, EXPERTS apart, the last of which is added first.
 
     Returns ids int32 and weights FP32, [power of two >= CHOSEN]; elements past CHOSEN hold 0.
 
@@ -73,7 +80,9 @@ def choose_row(
     keys = ()
     for first in tl.static_range(0, EXPERTS, 32):
         index = first + lane
-        logit = tl.load(logits_ptr + index, mask=index < EXPERTS, other=0.0)
+        logit = tl.zeros((32,), tl.float32)
+        for part in tl.static_range(PARTS - 1, -1, -1):
+            logit += tl.load(logits_ptr + part * EXPERTS + index, mask=index < EXPERTS, other=0.0)
         keys = keys + (tl.where(index < EXPERTS, choice_key(logit, index), NO_KEY),)
     rank = tl.arange(0, triton.next_power_of_2(CHOSEN))
     chosen = tl.full(rank.shape, NO_KEY, tl.int64)
@@ -184,7 +193,7 @@ def route_256x2048_add(
     tl.store(logits_ptr + row * EXPERTS + expert, logits, mask=expert < EXPERTS)
     # The last program of the row finds all its logits.
     if arrive_last(arrivals_ptr + row, tl.num_programs(0)):
-        ids, mix = choose_row(logits_ptr + row * EXPERTS, EXPERTS, CHOSEN, SOFTMAX, RENORMALIZE)
+        ids, mix = choose(logits_ptr + row * EXPERTS, EXPERTS, CHOSEN, SOFTMAX, RENORMALIZE)
         rank = tl.arange(0, ids.shape[0])
         # A padded row chooses no expert.
         tl.store(ids_ptr + row * CHOSEN + rank, tl.where(seq >= 0, ids, -1), mask=rank < CHOSEN)
