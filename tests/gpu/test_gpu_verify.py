@@ -123,4 +123,4 @@ def test_the_oracle_holds_one_layer_on_the_device(tmp_path: Path) -> None:
     logits = Oracle(tmp_path / "wide", None, "cuda").logits([list(range(60)), list(range(40))], [torch.float32])
     assert [x.shape for (x,) in logits] == [(60, 512), (40, 512)]
     held = torch.cuda.max_memory_allocated() - before
-    assert layer < held < 1.8 * layer
+    assert layer < held < 1.5 * layer + 64e6, "beside a layer: activations, the head, cuBLAS's own 32 MiB"
