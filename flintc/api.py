@@ -33,7 +33,7 @@ Progress = Callable[[int, int, str], None]
 #: Rows of the steps that are captured; the last is the most that one step of the fast path can have.
 BATCHES = (1, 2, 4, 8)
 MAX_BATCH = BATCHES[-1]
-#: Sequences that a loaded model holds at once.
+#: Sequences that a loaded model holds at once, unless more are asked for.
 SLOTS = 8
 
 
@@ -152,6 +152,7 @@ def load(
     chunk: int | None = None,
     prepared: str | Path | bool | None = None,
     progress: Progress | None = None,
+    slots: int = SLOTS,
 ) -> Model:
     """Load a checkpoint.
 
@@ -163,7 +164,8 @@ def load(
     context: most tokens of one sequence (default: the model's; more is done with a warning). chunk: most tokens of a
     prompt that the GPU takes at once, which bounds how long they delay other requests, and memory. prepared: keep a
     copy of the weights as kernels read them, and load from it next time; in the cache (True) or in a folder. progress:
-    told of kernels compiled and of weights loaded.
+    told of kernels compiled and of weights loaded. slots: sequences held at once; on the GPU more than 8 decode in
+    wide steps where they are enough: docs/prefill.md.
 
     On a GPU without a bundle, one for this GPU and the checkpoint's sizes is compiled on first use, and cached.
 
@@ -188,8 +190,9 @@ def load(
     text = find_tokenizer(checkpoint, None if tokenizer is None else find_companion(tokenizer), own_config)
     bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
     limit = _context(context, bound)
-    if chunk is not None and chunk < 1:
-        raise UsageError(f"chunk is {chunk}: it must be 1 or more")
+    for name, value in (("chunk", chunk), ("slots", slots)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}: it must be 1 or more")
     format = checkpoint.weights_format
     on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
     graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
@@ -199,10 +202,10 @@ def load(
     notes = [str(checkpoint.report), *checkpoint.report.notes]
     executor: Executor
     if on_gpu is not None:
-        executor = on_device = _cuda_executor(on_gpu, weights, tables, limit, chunk)
+        executor = on_device = _cuda_executor(on_gpu, weights, tables, limit, chunk, slots)
         notes.append(on_device.note)
     else:
-        executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit)
+        executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit, slots)
     defaults = find_defaults(checkpoint, own_config)
     return Model(executor, _vocab(graph), text, defaults, tuple(notes), checkpoint.report)
 
@@ -350,15 +353,16 @@ def _cpu_executor(
     tables: Mapping[str, Tensor],
     numerics: str,
     context: int,
+    slots: int,
 ) -> Executor:
     if backend == "interpret":
         from flintc.codegen.planner import plan
         from flintc.runtime.interpret_executor import InterpretExecutor
 
-        return InterpretExecutor(plan(graph), weights, tables, context, SLOTS)
+        return InterpretExecutor(plan(graph), weights, tables, context, slots)
     from flintc.runtime.reference_executor import ReferenceExecutor
 
-    return ReferenceExecutor(graph, weights, tables, "fp32" if numerics == "fp32" else "rounded", context, SLOTS)
+    return ReferenceExecutor(graph, weights, tables, "fp32" if numerics == "fp32" else "rounded", context, slots)
 
 
 def _gpu_bundle(bundle: Bundle | None, model: BoundModel, weights: Weights, progress: Progress | None) -> Bundle:
@@ -399,6 +403,7 @@ def _cuda_executor(
     tables: Mapping[str, Tensor],
     context: int,
     chunk: int | None,
+    slots: int,
 ) -> CudaExecutor:
     from flintc.runtime.cuda.executor import CudaExecutor
     from flintc.runtime.prefill.path import CHUNK
@@ -406,7 +411,7 @@ def _cuda_executor(
     target = gpu_target()
     assert target is not None
     compiled, batches = bundle.for_target(target), bundle.manifest.batches
-    return CudaExecutor(bundle.plan, compiled, weights, tables, context, SLOTS, batches, chunk=chunk or CHUNK)
+    return CudaExecutor(bundle.plan, compiled, weights, tables, context, slots, batches, chunk=chunk or CHUNK)
 
 
 def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:

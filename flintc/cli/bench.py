@@ -12,6 +12,7 @@ from flintc.cli.common import Debug, Json, SpecArgument, Weights, emit, progress
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
+    from flintc.bench.decode import DecodeReport
     from flintc.bench.prefill import PrefillReport
     from flintc.bench.step_report import StepReport
 
@@ -21,6 +22,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Times on the GPU, beside a read ceiling measured in the same run.", no_args_is_help=True)
     group.command("forward")(forward_command)
     group.command("prefill")(prefill_command)
+    group.command("decode")(decode_command)
     app.add_typer(group, name="bench")
 
 
@@ -82,18 +84,19 @@ def prefill_command(
     from flintc.bench.prefill import measure_prefill
 
     with progress("measuring"):
-        found = measure_prefill(spec, weights, bundle, _lengths(tokens), chunk, repeats)
+        found = measure_prefill(spec, weights, bundle, numbers("--tokens", tokens), chunk, repeats)
     emit(as_json, found.to_json(), lambda: _show_prefill(found))
 
 
-def _lengths(text: str) -> list[int]:
+def numbers(option: str, text: str) -> list[int]:
+    """The numbers that an option gives by commas; UsageError where one is none, or below 1."""
     try:
-        lengths = [int(part) for part in text.split(",")]
+        found = [int(part) for part in text.split(",")]
     except ValueError:
-        lengths = [0]
-    if min(lengths) < 1:
-        raise UsageError(f"--tokens is {text!r}: expected lengths such as 1024,8192")
-    return lengths
+        found = [0]
+    if min(found) < 1:
+        raise UsageError(f"{option} is {text!r}: expected numbers such as 8,16")
+    return found
 
 
 def _show_prefill(found: PrefillReport) -> None:
@@ -111,5 +114,40 @@ def _show_prefill(found: PrefillReport) -> None:
     stdout.print(
         f"{found.spec}, {found.weights}, chunks of {found.chunk:,}; tensor peak {found.peak / 1e12:.0f} TFLOP/s on "
         f"{found.gpu}, a square product. Rows an expert got: least, quarters, most, in the first chunk.",
+        highlight=False,
+    )
+
+
+def decode_command(
+    spec: SpecArgument,
+    weights: Weights = "bf16",
+    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    batches: Annotated[str, typer.Option(help="Requests under way, by commas.")] = "1,2,4,8,9,12,16,32,64",
+    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 4096,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 50,
+    wide_from: Annotated[
+        int | None, typer.Option(min=1, help="Requests from which on steps are wide (default: the runtime's).")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time requests of SPEC that decode together: how many of them a step serves, which kind of step, and how fast."""
+    from flintc.bench.decode import measure_decode
+
+    counts = numbers("--batches", batches)
+    with progress("measuring"):
+        found = measure_decode(spec, weights, bundle, context, counts, steps, wide_from)
+    emit(as_json, found.to_json(), lambda: _show_decode(found))
+
+
+def _show_decode(found: DecodeReport) -> None:
+    times = Table("requests", "served by a step", "kind of step", "ms", "tokens/s")
+    for t in found.times:
+        times.add_row(str(t.requests), str(t.served), "wide" if t.wide else "fast", f"{t.ms:.3f}",
+                      f"{t.tokens_per_second:,.0f}")  # fmt: skip
+    stdout.print(times)
+    stdout.print(
+        f"{found.spec}, {found.weights}, {found.context:,} tokens a sequence, on {found.gpu}; wide steps from "
+        f"{found.wide_from} requests on. Sampled on the device, with the host a step ahead, by its clock.",
         highlight=False,
     )

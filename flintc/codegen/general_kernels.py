@@ -7,11 +7,12 @@ reads to make its grids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from flintc.codegen.families.attention import attention as step_attention
 from flintc.codegen.render import render_kernel
 from flintc.codegen.selection import Selection, power_of_two
-from flintc.ir.graph import Graph, Op
+from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.plan import Kernel, Param, ParamType
 
 Constants = Mapping[str, int | float | bool]
@@ -23,6 +24,8 @@ _BF16, _F32, _I32, _U8, _INT = "*bf16", "*fp32", "*i32", "*u8", "i32"
 #: Rows of the matrix that an attention program holds (rows of the prompt times heads that share keys), keys a tile,
 #: and warps: to the whole context, and to a window, where programs are short and so two of them share a processor.
 ATTENTION = {False: (128, 64, 8), True: (64, 32, 4)}
+#: Programs for each row and key head of a wide step, which has rows enough to fill the GPU; changes no result.
+STEP_PROGRAMS = 16
 #: Rows of one expert that a program multiplies.
 EXPERT_ROWS = 128
 #: Output columns, warps and stages of a program, by product and whether weights are packed.
@@ -88,21 +91,35 @@ class Kernels:
         return self._unpack(ops[0].inputs[1], self._ordered(ops[0].inputs[0]))
 
     def heads(self, ops: Sequence[Op]) -> Purposes:
-        """Norms and rotation of queries and keys; keys and values to the attention's memory and to the cache."""
+        """Norms and rotation of queries and keys; keys and values stored: of a prompt's rows, and of a wide step's."""
+        return {"run": self._heads(ops, False), "step": self._heads(ops, True)}
+
+    def _heads(self, ops: Sequence[Op], apart: bool) -> str:
+        """The kernel for rows that follow each other, or ``apart``: for rows of a sequence each."""
         q, k, write = ops[0], ops[1], ops[-1]
         rotated, windowed = len(ops) == 4, write.attrs["window"] is not None
         params = {"x": _BF16, "q_weight": _F32, "k_weight": _F32} | ({"table": _F32} if rotated else {})
-        params |= {"block_table": _I32, "q": _BF16, "kv": _BF16, "cache": _BF16}
-        params |= dict.fromkeys(("start", "offset", "keys", "oldest", "columns"), _INT)
+        if apart:
+            params |= {
+                "positions": _I32,
+                "seqs": _I32,
+                "block_table": _I32,
+                "q": _BF16,
+                "cache": _BF16,
+                "columns": _INT,
+            }
+        else:
+            params |= {"block_table": _I32, "q": _BF16, "kv": _BF16, "cache": _BF16}
+            params |= dict.fromkeys(("start", "offset", "keys", "oldest", "columns"), _INT)
         _, _, kv_heads, page, head = (self._dim(write.inputs[2], axis) if axis else 0 for axis in range(5))
         constants = {
             "HEADS": self._dim(q.outputs[0], 1), "KV_HEADS": kv_heads, "HEAD": head, "PAGE": page, "RING": windowed,
             "BLOCK": 8, "EPS": _number(q, "eps"),
         }  # fmt: skip
         assert q.attrs["eps"] == k.attrs["eps"]
-        name = "rows_heads" + "_rope" * rotated + ("_ring" if windowed else "")
+        name = "rows_heads" + "_rope" * rotated + "_ring" * windowed + "_step" * apart
         doc = "A row's heads: norms, rotation, and keys and values stored."
-        return self._one(name, "rows_heads.py.j2", doc, params, constants, {"rotated": rotated})
+        return self._add(name, "rows_heads.py.j2", doc, params, constants, {"rotated": rotated, "apart": apart})
 
     def attention(self, ops: Sequence[Op]) -> Purposes:
         """Attention of rows that follow each other to the keys before them and their own."""
@@ -124,7 +141,14 @@ class Kernels:
         blocks = {"windowed": window is not None, "sinks": sinks}
         name = f"rows_attention_w{window}" if window else "rows_attention"
         doc = "Attention of a block of rows, for the query heads of one key head."
-        return self._one(name, "rows_attention.py.j2", doc, params, constants, blocks, warps=warps, stages=3)
+        run = self._add(name, "rows_attention.py.j2", doc, params, constants, blocks, warps=warps, stages=3)
+        return {"run": run, "step": self._step_attention(partial, merge)}
+
+    def _step_attention(self, partial: Op, merge: Op) -> str:
+        """The decode step's own kernel, each row of a sequence of its own; it does not wait."""
+        found = step_attention(self.graph, Launch(partial.name, "attention", (partial.name, merge.name)))
+        constants = {**found.constants, "PROGRAMS": min(STEP_PROGRAMS, int(found.constants["PROGRAMS"]))}
+        return self._keep(replace(found, name=f"rows_{found.name}_step", constants=constants))
 
     def experts(self, ops: Sequence[Op]) -> Purposes:
         """The choice of experts, rows grouped by expert, and the two grouped products."""
@@ -247,13 +271,21 @@ class Kernels:
         warps: int = 4,
         stages: int = 1,
     ) -> str:
-        """Render a kernel, unless one like it is there; returns its name, numbered where another has taken it."""
+        """A kernel whose parameters are ``params``, pointers without ``_ptr``; returns its name."""
         made = tuple(_param(n, t) for n, t in params.items())
-        selection = Selection(name, template, doc, blocks or {}, made, (), constants, (1, 1, 1), (), warps, stages)
-        number = 1
+        return self._keep(
+            Selection(name, template, doc, blocks or {}, made, (), constants, (1, 1, 1), (), warps, stages)
+        )
+
+    def _keep(self, selection: Selection) -> str:
+        """Render a kernel, unless one like it is there; returns its name, numbered where another has taken it."""
+        name, number = selection.name, 1
         while True:
             own = name if number == 1 else f"{name}_{number}"
-            kernel = Kernel(own, render_kernel(selection, own), made, dict(constants), warps, stages, False)
+            kernel = Kernel(
+                own, render_kernel(selection, own), selection.params, dict(selection.constants), selection.num_warps,
+                selection.num_stages, False,
+            )  # fmt: skip
             if self.by_name.setdefault(own, kernel) == kernel:
                 return own
             number += 1

@@ -3,7 +3,8 @@
 Between two pieces of a prompt the requests that are under way get a step, so that it delays them by a piece at most.
 
 A request's tokens are the same whatever runs beside it: its prompt is cut by its own length, its rows do not see
-the others', and its random numbers follow from its own seed and positions.
+the others', and its random numbers follow from its own seed and positions. (With wide steps, which are asked for by
+more slots than a step has rows, the number of requests chooses the kernels, and so the order of sums.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flintc.errors import VerificationError
-from flintc.runtime.executor import Choice, ChoosingExecutor, Executor, PromptExecutor, prefill, prefill_and_choose
+from flintc.runtime.executor import (
+    Choice,
+    ChoosingExecutor,
+    Executor,
+    PromptExecutor,
+    prefill,
+    prefill_and_choose,
+    turns,
+)
 from flintc.runtime.generation import FinishReason, Request
 from flintc.runtime.sampling import Sampled, sample
 
@@ -128,14 +137,14 @@ class Decoding:
         yield event
 
     def advance(self, running: Sequence[Running]) -> Iterator[Event]:
-        """One more token for each running request, or for those that the step ahead serves."""
+        """One more token for each running request that has its turn, or for those that the step ahead serves."""
         if not isinstance(self._executor, ChoosingExecutor):
-            for group in _groups(running, self._executor.rows):
+            for group in _groups(self._executor, running):
                 yield from self._step(self._executor, group)
         elif self._ahead is not None:
             yield from self._finish(self._executor, self._ahead, running)
         else:
-            for group in _groups(running, self._executor.rows):
+            for group in _groups(self._executor, running):
                 yield from self._finish(self._executor, self._start(self._executor, group, False), running)
 
     def _step(self, executor: Executor, group: tuple[Running, ...]) -> list[Event]:
@@ -157,14 +166,14 @@ class Decoding:
         """The tokens of a step, and the same rows' next step started if it is sure to be wanted."""
         self._ahead = None
         last = any(one.made + 1 >= one.request.max_tokens for one in started.group)
-        if not last and started.group == tuple(running) and self._undisturbed:
+        if not last and self._undisturbed and [started.group] == list(_groups(executor, running)):
             self._ahead = self._start(executor, started.group, True)
         return _events(started.group, started.positions, started.choice.wait())
 
 
-def _groups(running: Sequence[Running], rows: int) -> Iterator[tuple[Running, ...]]:
-    for start in range(0, len(running), rows):
-        yield tuple(running[start : start + rows])
+def _groups(executor: Executor, running: Sequence[Running]) -> Iterator[tuple[Running, ...]]:
+    for rows in turns(executor, len(running)):
+        yield tuple(running[rows.start : rows.stop])
 
 
 def finished(one: Running) -> FinishReason | None:

@@ -85,6 +85,33 @@ class PromptExecutor(Executor, Protocol):
         ...
 
 
+@runtime_checkable
+class WideExecutor(Executor, Protocol):
+    """An executor that may also run steps of more than ``rows`` rows, each the newest token of another sequence.
+
+    wide: most rows of such a step; 0: there are none after all. wide_from: sequences under way from which on they
+    make more tokens a second than steps of ``rows``, which then serve but some of them. The bits of a row's logits
+    depend on the kind of step, and the width of a wide one; not on the other rows.
+    """
+
+    wide: int
+    wide_from: int
+
+
+def turns(executor: Executor, waiting: int) -> Iterator[range]:
+    """Steps that give a token each to sequences that wait for one: which of them, the longest under way first.
+
+    Where steps may be wide it is one step, since a second, smaller one would make fewer tokens a second: it serves all
+    where they are enough for a wide step, else as many as the fast path takes, and the rest wait.
+    """
+    rows = executor.rows
+    if isinstance(executor, WideExecutor) and executor.wide:
+        waiting = min(waiting, executor.wide if waiting >= executor.wide_from else rows)
+        rows = max(rows, waiting)
+    for start in range(0, waiting, rows):
+        yield range(start, min(start + rows, waiting))
+
+
 def path_of(executor: Executor, params: SamplingParams, prompt: int) -> str:
     """How ``executor`` runs a request that chooses so, after ``prompt`` tokens."""
     path = executor.path

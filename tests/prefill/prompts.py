@@ -53,10 +53,10 @@ def _planned(spec: str, weights: Weights) -> tuple[Plan, InterpretedLaunch]:
     return Plan(graph, {}, (), {}, {}, {}, general=made), InterpretedLaunch(made.kernels)
 
 
-def make_path(spec: str, weights: Weights, chunk: int) -> tuple[GeneralPath, KvStorage]:
+def make_path(spec: str, weights: Weights, chunk: int, slots: int = SLOTS) -> tuple[GeneralPath, KvStorage]:
     """A path with an empty cache of its own."""
     plan, launch = _planned(spec, weights)
-    kv = KvCache(KvLayout.from_graph(plan.graph), CONTEXT, SLOTS)
+    kv = KvCache(KvLayout.from_graph(plan.graph), CONTEXT, slots)
     storage = KvStorage(kv, torch.bfloat16, whole=True)
     given = {**for_kernels(weights_of(spec, weights)), **storage.tensors}
     return GeneralPath(plan, launch, given, kv, chunk), storage

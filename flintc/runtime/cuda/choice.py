@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Download, Upload
+from flintc.runtime.cuda.wide import WideStep
 from flintc.runtime.sampling import Sampled, SamplingParams, sample
 
 #: How a row chooses whose token nobody reads.
@@ -41,7 +42,7 @@ class PendingChoice:
 class Chooser:
     """Runs steps of ``step`` that end in a choice, and leaves their tokens and positions as the next step's inputs."""
 
-    def __init__(self, step: DeviceStep, vocab: int) -> None:
+    def __init__(self, step: DeviceStep | WideStep, vocab: int) -> None:
         self._step = step
         self._vocab = vocab
         self._most = step.plan.sampler.most if step.plan.sampler else 0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from flintc.errors import BackendError
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.capacity import pool_pages, symbols_of, workspace_bytes
 from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Upload
+from flintc.runtime.cuda.wide import WIDE_FROM, WIDTHS, WideStep, serves_wide, wide_bytes
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.prefill.launch import CudaLaunch
 from flintc.runtime.prefill.memory import chunk_bytes
@@ -26,6 +29,24 @@ SHORTEST_PROMPT = 96
 _ROW_INPUTS = ("ids", "positions", "seqs")
 
 
+@dataclass(slots=True)
+class _Lane:
+    """Steps of one kind, and how their rows are told to them; ``batch``: rows of the last one, padded."""
+
+    step: DeviceStep | WideStep
+    chooser: Chooser
+    upload: Upload
+    batch: int = 0
+
+    def write(self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
+        """Enqueue a step's inputs; rows past the live ones belong to no sequence."""
+        self.batch = next(b for b in self.step.batches if b >= len(ids))
+        values = torch.zeros((len(_ROW_INPUTS), self.step.batches[-1]), dtype=torch.int32)
+        values[2] = -1
+        values[:, : len(ids)] = torch.tensor([list(ids), list(positions), list(seqs)], dtype=torch.int32)
+        self.upload(values)
+
+
 class CudaExecutor:
     """Runs ``plan`` from its compiled kernels, with ``weights`` and ``tables`` on the GPU by value name.
 
@@ -33,6 +54,8 @@ class CudaExecutor:
     no sequence. context, slots, pages: see :class:`KvCache`; the whole cache is allocated here, since a captured
     graph holds its address. pages default to what the GPU's free memory allows; CapacityError where that is too few.
     chunk: most tokens of a prompt in one chunk of the general path. dependent: see :class:`DeviceStep`.
+    With more slots than the largest batch, and a plan that has what it takes, there are wide steps too: see
+    :class:`~flintc.runtime.executor.WideExecutor`.
     """
 
     def __init__(
@@ -54,9 +77,13 @@ class CudaExecutor:
         self.path = f"cuda, prompt in slices of {self.rows} rows"
         device = next(iter(weights.values())).device
         symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
+        #: Rows of the widest step, 0 without wide steps; and requests under way from which on they are worth it.
+        self.wide = min(slots, WIDTHS[-1]) if slots > self.rows and serves_wide(plan) else 0
+        self.wide_from = max(WIDE_FROM, self.rows + 1)
+        self._wide_bytes = wide_bytes(plan, symbols["S"]) if self.wide else 0
         if pages is None:
             workspace = workspace_bytes(plan, {**symbols, "B": self.rows}) + _chunk_bytes(plan, chunk, context)
-            pages = pool_pages(layout, context, slots, _free_bytes(device) - workspace)
+            pages = pool_pages(layout, context, slots, _free_bytes(device) - workspace - self._wide_bytes)
         self.kv = KvCache(layout, context, slots, pages)
         self._storage = KvStorage(self.kv, torch.bfloat16, device, whole=True)
         block_tables = {name: table.to(device) for name, table in self.kv.tables.items()}
@@ -73,16 +100,29 @@ class CudaExecutor:
             self.prompt_path = f"cuda, prompt in chunks of {chunk} rows"
         self._chunk_bytes = _chunk_bytes(plan, chunk, context)
         self._logits = plan.graph.outputs[0]
-        self._chooser = Chooser(self._step, self._step.value(self._logits, 1).shape[1])
-        self._write_rows = Upload(rows)
+        #: Columns of the logits.
+        self.vocab = self._step.value(self._logits, 1).shape[1]
+        self._fast = _Lane(self._step, Chooser(self._step, self.vocab), Upload(rows))
+        self._wide: _Lane | None = None
+        if self.wide:
+            assert self.general is not None and plan.sampler is not None
+            sampling = {launch.kernel: plan.kernels[launch.kernel] for launch in plan.sampler.launches}
+            step = WideStep(plan, self.general, CudaLaunch(sampling, compiled), block_tables, symbols["S"])
+            self._wide = _Lane(step, Chooser(step, self.vocab), Upload(step.inputs))
         self._write_tables = {name: Upload(table) for name, table in block_tables.items()}
         self._tables_written = self.kv.changes
-        self._batch = 0
+
+    @property
+    def caches(self) -> Mapping[str, Tensor]:
+        """Keys and values in GPU memory, by the caches' names."""
+        return self._storage.tensors
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of GPU memory besides the weights: KV pool, rings, block tables, workspace, and most of a chunk."""
-        return {**self.kv.nbytes(), "workspace": self._step.workspace_bytes, "prompt chunk": self._chunk_bytes}
+        """Bytes of GPU memory besides the weights: KV pool, rings, block tables, workspace, the most of a chunk, and
+        the most of wide steps where there are any."""
+        sizes = {**self.kv.nbytes(), "workspace": self._step.workspace_bytes, "prompt chunk": self._chunk_bytes}
+        return sizes | ({"wide steps": self._wide_bytes} if self.wide else {})
 
     @property
     def note(self) -> str:
@@ -93,12 +133,14 @@ class CudaExecutor:
     def step(
         self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], *, logits_rows: Sequence[int]
     ) -> Tensor:
-        """See :class:`~flintc.runtime.executor.Executor`; at most ``rows`` rows."""
-        self._write(ids, positions, seqs)
-        self._step.replay(self._batch, "logits" if logits_rows else "body")
+        """See :class:`~flintc.runtime.executor.Executor`; at most ``rows`` rows, or ``wide``."""
+        lane = self._lane(len(seqs))
+        lane.write(ids, positions, seqs)
+        self._write_changed_tables()
+        lane.step.replay(lane.batch, "logits" if logits_rows else "body")
         if not logits_rows:
             return torch.empty(0)
-        return self._step.value(self._logits, self._batch)[list(logits_rows)].cpu()
+        return lane.step.value(self._logits, lane.batch)[list(logits_rows)].cpu()
 
     def takes(self, tokens: int) -> bool:
         """See :class:`~flintc.runtime.executor.PromptExecutor`."""
@@ -116,7 +158,7 @@ class CudaExecutor:
 
     def serves(self, params: SamplingParams) -> bool:
         """See :class:`~flintc.runtime.executor.ChoosingExecutor`."""
-        return self._chooser.serves(params)
+        return self._fast.chooser.serves(params)
 
     def choose(
         self,
@@ -126,22 +168,21 @@ class CudaExecutor:
         params: Sequence[SamplingParams | None],
         vocab: int | None,
     ) -> PendingChoice:
-        """See :class:`~flintc.runtime.executor.ChoosingExecutor`; at most ``rows`` rows."""
+        """See :class:`~flintc.runtime.executor.ChoosingExecutor`; at most ``rows`` rows, or ``wide``."""
+        lane = self._lane(len(seqs))
         if ids is not None:
-            self._write(ids, positions, seqs)
-            self._chooser.ask(params, vocab)
-        else:
-            self._write_changed_tables()
-        return self._chooser.start(self._batch, positions)
-
-    def _write(self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int]) -> None:
-        """Enqueue a step's inputs; rows past the live ones belong to no sequence."""
-        self._batch = next(b for b in self._step.batches if b >= len(ids))
-        values = torch.zeros((len(_ROW_INPUTS), self.rows), dtype=torch.int32)
-        values[2] = -1
-        values[:, : len(ids)] = torch.tensor([list(ids), list(positions), list(seqs)], dtype=torch.int32)
-        self._write_rows(values)
+            lane.write(ids, positions, seqs)
+            lane.chooser.ask(params, vocab)
         self._write_changed_tables()
+        return lane.chooser.start(lane.batch, positions)
+
+    def _lane(self, rows: int) -> _Lane:
+        """What runs a step of so many rows."""
+        if rows <= self.rows:
+            return self._fast
+        if self._wide is None or rows > self.wide:
+            raise BackendError(f"a step of {rows} rows; the most are {self.wide or self.rows}")
+        return self._wide
 
     def _write_changed_tables(self) -> None:
         if self._tables_written != self.kv.changes:

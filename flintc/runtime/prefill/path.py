@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,11 @@ from flintc.runtime.prefill.chunk import Chunk, make_chunk
 from flintc.runtime.prefill.launch import Launch
 from flintc.runtime.prefill.memory import LOGITS_ROWS
 from flintc.runtime.prefill.products import full_sums
-from flintc.runtime.prefill.routines import ROUTINES, Given, dense
+from flintc.runtime.prefill.routines import ROUTINES, Given, Values, dense
+from flintc.runtime.prefill.steps import STEP_ROUTINES, StepRows
+
+_AnyRows = TypeVar("_AnyRows", Chunk, StepRows)
+_Function = Callable[[Given, Routine, _AnyRows, Values], None]
 
 #: Rows of one chunk: the most that a prompt delays those who decode.
 CHUNK = 8192
@@ -60,7 +65,7 @@ class GeneralPath:
         """One chunk through all layers; its keys and values are in the cache afterwards."""
         values: dict[str, Tensor] = {}
         with full_sums():
-            self._run(chunk, values)
+            self._run(ROUTINES, chunk, values)
         return values[self._plan.graph.ops[self._head.ops[0]].inputs[0]]
 
     @torch.no_grad()
@@ -72,10 +77,22 @@ class GeneralPath:
                 piece = head(hidden[first : first + LOGITS_ROWS])
             yield piece
 
-    def _run(self, chunk: Chunk, values: dict[str, Tensor]) -> None:
+    @torch.no_grad()
+    def step(self, rows: StepRows) -> Tensor:
+        """A wide step: the newest token of many sequences; logits f32 [rows, vocab].
+
+        Asks nothing of the device, once a step has run before, so that it can be captured.
+        """
+        values: dict[str, Tensor] = {}
+        (op,) = (self._plan.graph.ops[o] for o in self._head.ops)
+        with full_sums():
+            self._run(STEP_ROUTINES, rows, values)
+            return dense(self._given, self._head)(values[op.inputs[0]])
+
+    def _run(self, routines: Mapping[str, _Function[_AnyRows]], rows: _AnyRows, values: Values) -> None:
         left = self._readers.copy()
         for routine in self._body:
-            ROUTINES[routine.kind](self._given, routine, chunk, values)
+            routines[routine.kind](self._given, routine, rows, values)
             if self.observe is not None:
                 self.observe(routine, values)
             for value in self._reads[routine.name]:

@@ -6,6 +6,7 @@ A function is given the fixed tensors, its routine, the chunk and the activation
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,20 @@ from flintc.runtime.values import TORCH_DTYPES, first_versions
 Values = dict[str, Tensor]
 #: What an unpacked weight must be multiplied by: see flintc/codegen/device/unpack.py.
 UNPACKED_UNIT = 128.0
+
+
+class Rows(Protocol):
+    """What is asked of rows by routines that do not care whose they are."""
+
+    @property
+    def ids(self) -> Tensor:
+        """Tokens, i32[rows]."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        ...
 
 
 class Given:
@@ -72,7 +87,7 @@ class Given:
         unpacked = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
         kernel = self.kernel(routine, "unpack")
         blocks = unpacked.numel() // (2 * BLOCK)
-        grid = (_cdiv(blocks, kernel.constants["BLOCK"]), 1, 1)
+        grid = (cdiv(blocks, kernel.constants["BLOCK"]), 1, 1)
         self.launch(kernel, grid, codes=weight.codes, scales=weight.scales, y=unpacked, blocks=blocks)
         return unpacked, weight.scale
 
@@ -93,13 +108,13 @@ class Given:
         return self._parts[name]
 
 
-def embed(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+def embed(given: Given, routine: Routine, chunk: Rows, values: Values) -> None:
     """Rows of the embedding table."""
     (op,) = given.ops(routine)["embed"]
     values[op.outputs[0]] = given.tensor(op.inputs[1]).index_select(0, chunk.ids)
 
 
-def norm(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+def norm(given: Given, routine: Routine, chunk: Rows, values: Values) -> None:
     """[sum over experts, shared expert,] [residual add,] norm."""
     ops = given.ops(routine)
     arguments: dict[str, Tensor] = {}
@@ -124,7 +139,7 @@ def norm(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
     values[op.outputs[0]] = y
 
 
-def linear(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+def linear(given: Given, routine: Routine, chunk: Rows, values: Values) -> None:
     """A product with a dense weight."""
     (op,) = given.ops(routine)["linear"]
     values[op.outputs[0]] = dense(given, routine)(values[op.inputs[0]])
@@ -139,12 +154,12 @@ def dense(given: Given, routine: Routine) -> Callable[[Tensor], Tensor]:
     return lambda x: product(x, weight, dtype, scales)
 
 
-def silu(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+def silu(given: Given, routine: Routine, chunk: Rows, values: Values) -> None:
     """The gated activation."""
     (op,) = given.ops(routine)["silu_mul"]
     x, kernel = values[op.inputs[0]], given.kernel(routine)
     y = x.new_empty((x.shape[0], x.shape[1] // 2))
-    given.launch(kernel, (x.shape[0], _cdiv(y.shape[1], kernel.constants["BLOCK"]), 1), x=x, y=y)
+    given.launch(kernel, (x.shape[0], cdiv(y.shape[1], kernel.constants["BLOCK"]), 1), x=x, y=y)
     values[op.outputs[0]] = y
 
 
@@ -163,7 +178,7 @@ def heads(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
     queries = torch.empty((chunk.rows, count[0], count[2]), dtype=torch.bfloat16, device=kv.device)
     rotation = {"table": given.tensor(ops["rope"][0].inputs[3])} if "rope" in ops else {}
     given.launch(
-        kernel, (chunk.rows, _cdiv(count[0] + 2 * count[1], kernel.constants["BLOCK"]), 1),
+        kernel, (chunk.rows, cdiv(count[0] + 2 * count[1], kernel.constants["BLOCK"]), 1),
         x=values[q.inputs[0]], q_weight=given.tensor(q.inputs[1]), k_weight=given.tensor(k.inputs[1]), **rotation,
         block_table=span.table, q=queries, kv=kv, cache=cache, start=chunk.start, offset=chunk.start - span.base,
         keys=span.keys, oldest=span.oldest, columns=len(span.table),
@@ -189,14 +204,14 @@ def attention(given: Given, routine: Routine, chunk: Chunk, values: Values) -> N
     q, kv, kernel = values[partial.inputs[0]], values[partial.inputs[1]], given.kernel(routine)
     y = torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
     sinks = {"sinks": given.tensor(merge.inputs[5])} if len(merge.inputs) > 5 else {}
-    grid = (_cdiv(chunk.rows, kernel.constants["TOKENS"]), kv.shape[1], 1)
+    grid = (cdiv(chunk.rows, kernel.constants["TOKENS"]), kv.shape[1], 1)
     given.launch(
         kernel, grid, q=q, kv=kv, **sinks, y=y, rows=chunk.rows, offset=chunk.start - span.base, keys=span.keys
     )
     values[merge.outputs[0]] = y
 
 
-def experts(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
+def experts(given: Given, routine: Routine, chunk: Rows, values: Values) -> None:
     """The chosen experts of each row: y [T, k, N] and their weights [T, k]."""
     ops = given.ops(routine)
     (router,), (topk,), (gate_up, down) = ops["router"], ops["topk"], ops["expert_linear"]
@@ -225,7 +240,7 @@ def _group(given: Given, routine: Routine, router: Op, topk: Op, h: Tensor) -> t
     pairs = rows * chosen
     table = pairs // int(group.constants["ROWS"]) + min(count, pairs)
     order, tiles = ids.new_empty(pairs), ids.new_empty((table, 3))
-    grid = (max(_cdiv(pairs, group.constants["BLOCK"]), _cdiv(table, group.constants["TILES"])), 1, 1)
+    grid = (max(cdiv(pairs, group.constants["BLOCK"]), cdiv(table, group.constants["TILES"])), 1, 1)
     given.launch(group, grid, counts=counts, ids=ids, places=places, order=order, tiles=tiles, pairs=pairs, table=table)
     return ids, weights, order, tiles
 
@@ -241,21 +256,26 @@ def _grouped(
         weight, scale = given.weight(routine, op.inputs[2])
         arguments = {"weight": weight} | ({} if scale is None else {"scale": scale})
     columns = int(kernel.constants["COLUMNS"]) * int(kernel.constants.get("BLOCKS", 1))
-    grid = (_cdiv(int(kernel.constants["N"]), columns), tiles.shape[0], 1)
+    grid = (cdiv(int(kernel.constants["N"]), columns), tiles.shape[0], 1)
     given.launch(kernel, grid, x=x, **arguments, y=y, order=order, tiles=tiles)
 
 
-def _cdiv(a: int, b: int | float | bool) -> int:
+def cdiv(a: int, b: int | float | bool) -> int:
+    """a / b, rounded up."""
     return -(-a // int(b))
 
 
-#: Kind of routine -> its function.
-ROUTINES: Mapping[str, Callable[[Given, Routine, Chunk, Values], None]] = {
+#: Kind of routine -> its function, where it is the same for a prompt's chunk and for rows of many sequences.
+OF_ANY_ROWS: Mapping[str, Callable[[Given, Routine, Rows, Values], None]] = {
     "embed": embed,
     "norm": norm,
     "linear": linear,
-    "heads": heads,
-    "attention": attention,
     "silu": silu,
     "experts": experts,
+}
+#: Kind of routine -> its function for a chunk.
+ROUTINES: Mapping[str, Callable[[Given, Routine, Chunk, Values], None]] = {
+    **OF_ANY_ROWS,
+    "heads": heads,
+    "attention": attention,
 }

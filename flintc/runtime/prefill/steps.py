@@ -1,0 +1,114 @@
+"""Wide steps: the newest token of many sequences, a row each, through the routines that serve prompts.
+
+Only heads and attention tell rows of one sequence from rows of many: these two are made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flintc.ir.graph import Graph
+from flintc.ir.plan import General, Kernel, Routine
+from flintc.runtime.prefill.launch import names_of
+from flintc.runtime.prefill.routines import OF_ANY_ROWS, Given, Values, cdiv
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Rows of a wide step: ids, positions and seqs i32[rows], each row of a sequence of its own, -1: of none.
+
+    tables: block tables by name, i32[slots, columns]. splits: partials of a sequence that fills the context.
+    counters: zeros i32, as many as :func:`counters_of` says; steps after each other share them.
+    All on one device. A row of no sequence stores no keys and attends to none; what is computed of it means nothing.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    seqs: Tensor
+    tables: Mapping[str, Tensor]
+    splits: int
+    counters: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Rows of the step."""
+        return self.ids.shape[0]
+
+
+def serves_steps(general: General) -> bool:
+    """Whether a general path has the kernels of wide steps: bundles made before there were any have none."""
+    return all("step" in r.kernels for r in general.routines if r.kind in ("heads", "attention"))
+
+
+def counters_of(general: General, rows: int, splits: int) -> int:
+    """Arrival counters that a wide step of ``rows`` rows needs."""
+    kernels = (general.kernels[r.kernels["step"]] for r in general.routines if r.kind == "attention")
+    return max((int(k.constants["KV_HEADS"]) * rows * (1 + splits) for k in kernels), default=0)
+
+
+def step_bytes(graph: Graph, general: General, rows: int, splits: int) -> int:
+    """Bytes of the partials and counters of a wide step, the most of any layer."""
+    most = 0
+    for routine in (r for r in general.routines if r.kind == "attention"):
+        constants = general.kernels[routine.kernels["step"]].constants
+        heads = int(constants["KV_HEADS"]) * int(constants["GROUP"])
+        most = max(most, rows * heads * int(constants.get("SPLITS", splits)) * (int(constants["HEAD"]) + 2) * 4)
+    return most + 4 * counters_of(general, rows, splits)
+
+
+def heads(given: Given, routine: Routine, step: StepRows, values: Values) -> None:
+    """Queries, and keys and values into the cache, whose new version is its memory."""
+    ops = given.ops(routine)
+    q, k = ops["head_norm"]
+    (write,) = ops["kv_write"]
+    kernel, cache, table = given.kernel(routine, "step"), given.tensor(write.inputs[2]), step.tables[write.inputs[5]]
+    count = int(kernel.constants["HEADS"]), int(kernel.constants["KV_HEADS"]), int(kernel.constants["HEAD"])
+    queries = torch.empty((step.rows, count[0], count[2]), dtype=torch.bfloat16, device=cache.device)
+    rotation = {"table": given.tensor(ops["rope"][0].inputs[3])} if "rope" in ops else {}
+    given.launch(
+        kernel, (step.rows, cdiv(count[0] + 2 * count[1], kernel.constants["BLOCK"]), 1),
+        x=values[q.inputs[0]], q_weight=given.tensor(q.inputs[1]), k_weight=given.tensor(k.inputs[1]), **rotation,
+        positions=step.positions, seqs=step.seqs, block_table=table, q=queries, cache=cache, columns=table.shape[1],
+    )  # fmt: skip
+    values[ops["rope"][0].outputs[0] if "rope" in ops else q.outputs[0]] = queries
+    values[write.outputs[0]] = cache
+
+
+def attention(given: Given, routine: Routine, step: StepRows, values: Values) -> None:
+    """Attention of each row to its own sequence, split over programs that merge what they found."""
+    ops = given.ops(routine)
+    (partial,), (merge,) = ops["attention_partial"], ops["attention_merge"]
+    q, kernel, table = values[partial.inputs[0]], given.kernel(routine, "step"), step.tables[partial.inputs[4]]
+    rows, heads, channels = q.shape
+    kv_heads, splits = int(kernel.constants["KV_HEADS"]), int(kernel.constants.get("SPLITS", step.splits))
+    partials = rows * heads * splits
+    o = torch.empty(partials * channels, dtype=torch.float32, device=q.device)
+    m, l = torch.empty((2, partials), dtype=torch.float32, device=q.device)
+    y = torch.empty((rows, heads * channels), dtype=q.dtype, device=q.device)
+    of_rows, of_segments = step.counters[: kv_heads * rows], step.counters[kv_heads * rows :]
+    arguments: dict[str, Tensor | int] = {
+        "q": q, "cache": values[partial.inputs[1]], "positions": step.positions, "seqs": step.seqs,
+        "block_table": table, "o": o, "m": m, "l": l, "y": y, "columns": table.shape[1], "splits": splits,
+        "rows": of_rows, "segments": of_segments,
+    }  # fmt: skip
+    if len(merge.inputs) > 5:
+        arguments["sinks"] = given.tensor(merge.inputs[5])
+    given.launch(kernel, (rows, kv_heads, int(kernel.constants["PROGRAMS"])), **_taken(kernel, arguments))
+    values[merge.outputs[0]] = y
+
+
+def _taken(kernel: Kernel, arguments: Mapping[str, Tensor | int]) -> dict[str, Tensor | int]:
+    """Those of ``arguments`` that the kernel takes: what is fixed in it, it does not."""
+    return {name: arguments[name] for name in names_of(kernel)}
+
+
+#: Kind of routine -> its function in a wide step.
+STEP_ROUTINES: Mapping[str, Callable[[Given, Routine, StepRows, Values], None]] = {
+    **OF_ANY_ROWS,
+    "heads": heads,
+    "attention": attention,
+}
