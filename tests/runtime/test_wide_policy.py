@@ -8,7 +8,9 @@ import torch
 from test_ahead import Ahead, same
 
 from flintc import api
+from flintc.bench import decode
 from flintc.bench.synthetic import tensors
+from flintc.cli.bench import numbers
 from flintc.errors import UsageError
 from flintc.ir.build import build
 from flintc.runtime.batch import run_requests
@@ -166,3 +168,27 @@ def test_slots_are_at_least_one(tmp_path):
     assert api.load(tmp_path / "tiny", backend="reference", slots=20).executor.kv.slots == 20
     with pytest.raises(UsageError, match="slots is 0"):
         api.load(tmp_path / "tiny", backend="reference", slots=0)
+
+
+def test_the_benchmark_of_decoding_counts_what_steps_serve(make_model, monkeypatch):
+    """Its sequences have room for just the steps that it makes, the one ahead among them."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    executor = WideAhead(make_model("rounded", slots=14, context=64).executor)
+    executor.vocab = 256
+    for one in executor.kv.layout.caches:
+        executor.inner._storage.tensors[one.name].normal_()
+    monkeypatch.setattr(
+        executor.inner._storage, "_empty", lambda cache, pages: torch.randn(pages, *cache.page_shape).bfloat16()
+    )
+    for requests, served in ((1, 1), (8, 8), (9, 8), (13, 13)):
+        found = decode._measure(executor, requests, 3)
+        assert (found.requests, found.served, found.wide) == (requests, served, served > FAST)
+        assert found.tokens_per_second == pytest.approx(served / found.ms * 1e3)
+        assert len(executor.kv._free_slots) == 14
+
+
+def test_numbers_of_an_option():
+    assert numbers("--batches", "8,16") == [8, 16]
+    for text in ("8,x", "", "8,0"):
+        with pytest.raises(UsageError, match="--batches"):
+            numbers("--batches", text)

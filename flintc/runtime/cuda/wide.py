@@ -26,7 +26,7 @@ from flintc.runtime.values import TORCH_DTYPES
 #: Rows of the captured steps; fewer are padded up with rows of no sequence.
 WIDTHS = (16, 32, 64)
 #: Requests under way from which on a wide step makes more tokens a second than a full step of the fast path.
-WIDE_FROM = 20
+WIDE_FROM = 24
 
 
 def serves_wide(plan: Plan) -> bool:
