@@ -52,7 +52,7 @@ class DecodeReport:
     times: tuple[DecodeTime, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that ``flintc bench decode --json`` prints."""
+        """The object that ``flintc bench generate --json`` prints."""
         return asdict(self)
 
 

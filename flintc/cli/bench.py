@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Times on the GPU, beside a read ceiling measured in the same run.", no_args_is_help=True)
     group.command("forward")(forward_command)
     group.command("prefill")(prefill_command)
-    group.command("decode")(decode_command)
+    group.command("generate")(generate_command)
     app.add_typer(group, name="bench")
 
 
@@ -118,7 +118,7 @@ def _show_prefill(found: PrefillReport) -> None:
     )
 
 
-def decode_command(
+def generate_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
     bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
