@@ -51,8 +51,8 @@ def test_machine_code_at_full_size(name: str, weights: DType, cache: Path) -> No
     wide = sum(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
     known = sum(opcode.startswith("LDG.E.128") for opcode in code.before_wait)
     assert wide >= 6
-    if name != "expert_linear":
-        assert known >= 4
+    # Whose experts they are is not known above the wait; expert_down reads the shared one's beside theirs.
+    assert known >= 4 if name not in ("expert_linear", "expert_down") else known == 0
     if name != "route":
         assert code.count("HMMA") > 0
 
