@@ -42,14 +42,13 @@ class Session:
         kept = self._reusable(request.prompt)
         self._kv.cut(self._slot, kept)
         one, decoding = Running(0, request, self._slot), Decoding(model.executor, model.sampled_vocab)
-        events: list[Event] = []
-        try:
-            events += [event for event in decoding.begin(one, request.prompt[kept:]) if event is not None]
-            while not finished(one):
-                events += decoding.advance([one])
-        finally:
-            tokens = (*request.prompt, *(event.token for event in events))
-            self._cached = tokens[: self._kv.length(self._slot)]
+        # Until all is done: after a step that failed, positions count as held whose keys were never written.
+        self._cached = ()
+        events: list[Event] = [e for e in decoding.begin(one, request.prompt[kept:]) if e is not None]
+        while not finished(one):
+            events += decoding.advance([one])
+        tokens = (*request.prompt, *(event.token for event in events))
+        self._cached = tokens[: self._kv.length(self._slot)]
         return model.result(request, events, kept)
 
     def _reusable(self, prompt: tuple[int, ...]) -> int:

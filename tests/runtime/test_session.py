@@ -60,6 +60,19 @@ def test_a_failed_call_leaves_a_usable_session(make_model):
         assert session.generate(IDS[:41], max_tokens=3, **GREEDY).token_ids == fresh(make_model, IDS[:41], 3)
 
 
+def test_what_a_failed_step_was_to_write_is_not_reused(make_model, monkeypatch):
+    """It had its positions already, and no keys there."""
+    model = make_model(tokenizer=False)
+    with model.session() as session:
+        session.generate(IDS[:20], max_tokens=2, **GREEDY)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(model.executor), "step", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                session.generate(IDS[:40], max_tokens=5, **GREEDY)
+        got = session.generate(IDS[:41], max_tokens=3, **GREEDY)
+        assert (got.reused, got.token_ids) == (0, fresh(make_model, IDS[:41], 3))
+
+
 def test_a_session_holds_its_slot_until_closed(make_model):
     model = make_model(slots=1)
     with model.session():
