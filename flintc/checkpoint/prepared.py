@@ -104,31 +104,32 @@ class _Preparation:
         hashes = SliceHashes()
         stream = self.checkpoint.stream(self.graph, self.model, device, observer=hashes)
         with ExitStack() as stack:
-            writer = self.begin(stack)
+            writer, failure = self.begin(stack)
             weights = collect(self.kept(stream, writer), len(self.weights), progress)
             content = hashes.content(self.extents)
-            if writer is not None and writer.failure is None:
-                writer.finish(self.manifest(content), self.folder(content))
-        if writer is not None and writer.failure is not None:
-            self.warn(writer.failure)
-        elif writer is not None:
+            if writer is not None:
+                if writer.failure is None:
+                    writer.finish(self.manifest(content), self.folder(content))
+                failure = writer.failure
+        if failure is not None:
+            self.warn(failure)
+        else:
             self.remember(content)
             self.checkpoint.report.notes.append(f"prepared copy kept as {self.folder(content)}")
         return weights
 
-    def begin(self, stack: ExitStack) -> _Writer | None:
-        """A writer in a folder that is removed with ``stack`` unless it is renamed; None where there can be none."""
+    def begin(self, stack: ExitStack) -> tuple[_Writer | None, str | None]:
+        """A writer in a folder that is removed with ``stack`` unless it is renamed, or why there can be none."""
         planned = [tensor for weight in self.weights for tensor in _plan(weight.value)]
         nbytes = sum(tensor.nbytes for tensor in planned)
         try:
             folder = stack.enter_context(_unfinished(self.root))
             free = shutil.disk_usage(folder).free
             if nbytes <= free:
-                return stack.enter_context(_Writer(folder, planned))
-            self.warn(f"its {nbytes / 1e9:.1f} GB do not fit the {free / 1e9:.1f} GB that are free there")
+                return stack.enter_context(_Writer(folder, planned)), None
         except OSError as error:
-            self.warn(error.strerror or str(error))
-        return None
+            return None, error.strerror or str(error)
+        return None, f"its {nbytes / 1e9:.1f} GB do not fit the {free / 1e9:.1f} GB that are free there"
 
     def kept(
         self, stream: Iterator[tuple[str, Tensor | Nvfp4]], writer: _Writer | None

@@ -295,6 +295,7 @@ def test_where_none_can_be_kept_weights_load_all_the_same(
     with pytest.warns(FlintcWarning, match=f"no prepared copy is kept in .*{words}"):
         loaded = load(gguf, root)
     assert same(loaded, load(gguf, None))
+    assert any("no prepared copy is kept in" in note and words in note for note in loaded.report.notes)
     assert root.is_file() or list(root.iterdir()) == []
 
 
