@@ -48,7 +48,10 @@ def find_companion(path: str | Path) -> Path:
 
 def _local(path: str | Path) -> Path | tuple[str, str | None, str | None]:
     """A path, or the repository, revision and file of an id."""
-    local = Path(path).expanduser()
+    try:
+        local = Path(path).expanduser()
+    except RuntimeError:
+        raise CheckpointError(f"{path}: there is no such user, or no home directory") from None
     match = _HUB_ID.fullmatch(str(path))
     mistyped = local.suffix == ".gguf" and (match is None or match["file"] is None)
     if match is None or mistyped or local.exists():

@@ -29,7 +29,10 @@ def prepared_root(prepared: str | Path | bool | None, numerics: str) -> Path | N
         raise UsageError("prepared copies are rounded: they are no source for fp32", remedy="load without prepared")
     if prepared is True:
         return cache_root() / "prepared"
-    return Path(prepared).expanduser() if prepared else None
+    try:
+        return Path(prepared).expanduser() if prepared else None
+    except RuntimeError:
+        raise UsageError(f"prepared is {prepared}: there is no such user, or no home directory") from None
 
 
 def load_weights(

@@ -44,6 +44,12 @@ class Hub:
         (home / "refs" / ref).write_text(commit)
 
 
+@pytest.mark.parametrize("find", [find_checkpoint, find_companion])
+def test_a_home_of_nobody_is_named(find: Callable[[str], Path]) -> None:
+    with pytest.raises(CheckpointError, match="~no-such-user/x: there is no such user"):
+        find("~no-such-user/x")
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """An empty cache; offline, and any use of the network fails the test."""

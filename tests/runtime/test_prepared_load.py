@@ -50,6 +50,11 @@ def test_a_model_tells_what_loading_took():
     assert model.notes[0] == str(model.loaded) and model.notes[0].endswith(" GB/s")
 
 
+def test_a_home_of_nobody_is_named():
+    with pytest.raises(UsageError, match="prepared is ~no-such-user/x: there is no such user"):
+        flintc.load(GGUF, prepared="~no-such-user/x")
+
+
 def test_no_copy_for_fp32(cache):
     with pytest.raises(UsageError, match="prepared copies are rounded"):
         flintc.load(GGUF, prepared=True, numerics="fp32")
