@@ -90,11 +90,10 @@ def tune(
     candidates: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> tuple[Tuned, ...]:
-    """Time every candidate, or those named, of every tuned kernel on this GPU; BackendError without one.
+    """Time every candidate, or those named, of every tuned kernel on this GPU, with synthetic weights.
 
-    Weights are synthetic.
-
-    prepared: a folder that :func:`prepare` filled; what it lacks is compiled here.
+    prepared: a folder that :func:`prepare` filled; what it lacks is compiled here. BackendError without a GPU,
+    UsageError where the folder holds other weights.
     """
     target = api.gpu_target()
     if target is None:
@@ -107,6 +106,8 @@ def tune(
             progress(done, len(names), name)
         made = (prepared / name) if prepared is not None else None
         bundle = load_bundle(made) if made is not None and made.exists() else _compiled(model, weights, target, name)
+        if bundle.manifest.weights != weights:
+            raise UsageError(f"{made} is for {bundle.manifest.weights} weights, not {weights}")
         theta = model.numbers.get("rope_theta", 10000.0)
         compiled = bundle.for_target(target)
         eight = ForwardBench(bundle.plan, compiled, context, 8, theta, given=given)
@@ -142,8 +143,20 @@ def entries(tuned: tuple[Tuned, ...]) -> dict[str, dict[str, Any]]:
     return made
 
 
+def read_entries(path: Path) -> dict[str, Any]:
+    """The entries of a schedule file, none where there is no file; UsageError where it is none or has no folder."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        found = False
+    if not isinstance(found, dict | None):
+        raise UsageError(f"{path}: not a schedule file", remedy="name one that `flintc tune` wrote, or a new one")
+    return found or {}
+
+
 def write_entries(path: Path, made: Mapping[str, Mapping[str, Any]]) -> None:
     """Write a schedule file; the entries in ``path`` for other kernels stay."""
-    old = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
-    text = yaml.safe_dump({**(old or {}), **made}, sort_keys=True, default_flow_style=None, width=120)
+    text = yaml.safe_dump({**read_entries(path), **made}, sort_keys=True, default_flow_style=None, width=120)
     path.write_text(text, encoding="utf-8")

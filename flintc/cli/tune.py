@@ -53,6 +53,8 @@ def tune_command(
             bench.prepare(model, format, target, prepare, candidate or (), update)
         emit(as_json, {"prepared": str(prepare)}, lambda: say(f"candidates in {prepare}"))
         return
+    if out is not None:
+        bench.read_entries(out)  # a mistake is told before the work, not after it
     with progress("tuning") as update:
         tuned = bench.tune(model, format, context, prepared, candidate or (), update)
     entries = bench.entries(tuned)

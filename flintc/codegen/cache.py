@@ -34,7 +34,7 @@ def package_digest() -> str:
     """Hash of the text of this package: of all that decides what it makes of the same input."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".j2")):
+    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".j2", ".yaml")):
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

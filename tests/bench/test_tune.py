@@ -9,7 +9,8 @@ import yaml
 from graphs import pipeline
 
 from flintc.bench import tune
-from flintc.bench.tune import Trial, Tuned, write_entries
+from flintc.bench.tune import Trial, Tuned, read_entries, write_entries
+from flintc.codegen.cache import package_digest
 from flintc.codegen.planner import plan
 from flintc.codegen.schedule import Schedule, schedule_of, stored, trying
 from flintc.errors import BackendError, UsageError
@@ -60,6 +61,40 @@ def test_a_file_keeps_what_it_holds(tmp_path: Path) -> None:
     assert yaml.safe_load(file.read_text()) == {
         "a": {"warps": 4, "registers": 0}, "b": {"warps": 2, "registers": 128}
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [", "word"])
+def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"x\.yaml: not a schedule file"):
+        write_entries(file, {"a": {}})
+    assert file.read_text() == text
+    with pytest.raises(UsageError, match="there is no folder"):
+        read_entries(tmp_path / "none" / "x.yaml")
+
+
+def test_a_stored_entry_lays_a_kernel_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = pipeline("tiny-flint").graph
+    ruled = plan(graph).kernels
+    name = next(n for n in ruled if n.startswith("qkv_"))
+    monkeypatch.setattr("flintc.codegen.schedule.stored", lambda: {name: {"warps": 2, "registers": None}})
+    told = plan(graph).kernels
+    assert (told[name].num_warps, ruled[name].num_warps != 2) == (2, True)
+    assert {n for n in told if told[n] != ruled[n]} == {name}
+
+
+@pytest.mark.parametrize("name", ["schedules/sm_90.yaml", "families/gemv.py", "templates/gemv.py.j2"])
+def test_what_lays_kernels_out_is_part_of_a_cached_bundles_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "codegen" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("a: 1")
+    monkeypatch.setattr("flintc.codegen.cache.__file__", str(tmp_path / "codegen" / "cache.py"))
+    before = package_digest()
+    file.write_text("a: 2")
+    assert package_digest() != before
 
 
 def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
