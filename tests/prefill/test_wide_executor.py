@@ -100,6 +100,7 @@ def made(monkeypatch):
     monkeypatch.setattr(executor, "_free_bytes", lambda device: 1 << 34)
     for module in ("executor", "wide"):
         monkeypatch.setattr(f"flintc.runtime.cuda.{module}.WIDTHS", WIDTHS)
+    monkeypatch.setattr(executor, "FAST_ROWS", FAST[-1])
     monkeypatch.setattr(executor, "WIDE_FROM", 3)
     monkeypatch.setattr(WideStep, "_capture", capture)
     plan = with_general(with_sampler(plan_of(graph_of(SPEC, "bf16"))))
@@ -159,8 +160,9 @@ def test_logits_of_a_wide_step_and_its_padding(made):
 
 def test_no_more_slots_than_rows_no_wide_steps(made):
     plan = made._step.plan
-    few = CudaExecutor(plan, {}, *given(plan.graph), CONTEXT, 2, FAST)
-    assert few.wide == 0 and few._wide is None and "wide steps" not in few.memory
+    for batches in (FAST, (1,)):
+        few = CudaExecutor(plan, {}, *given(plan.graph), CONTEXT, 2, batches)
+        assert few.wide == 0 and few._wide is None and "wide steps" not in few.memory
     assert made.memory["wide steps"] == wide_bytes(plan, 6) > 0
     for part in ("general", "sampler"):
         assert not serves_wide(replace(plan, **{part: None}))

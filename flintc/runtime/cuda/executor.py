@@ -15,7 +15,7 @@ from flintc.runtime.cuda.capacity import pool_pages, symbols_of, workspace_bytes
 from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Upload
-from flintc.runtime.cuda.wide import WIDE_FROM, WIDTHS, WideStep, serves_wide, wide_bytes
+from flintc.runtime.cuda.wide import FAST_ROWS, WIDE_FROM, WIDTHS, WideStep, serves_wide, wide_bytes
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.prefill.launch import CudaLaunch
 from flintc.runtime.prefill.memory import chunk_bytes
@@ -54,7 +54,7 @@ class CudaExecutor:
     no sequence. context, slots, pages: see :class:`KvCache`; the whole cache is allocated here, since a captured
     graph holds its address. pages default to what the GPU's free memory allows; CapacityError where that is too few.
     chunk: most tokens of a prompt in one chunk of the general path. dependent: see :class:`DeviceStep`.
-    With more slots than the largest batch, and a plan that has what it takes, there are wide steps too: see
+    With more slots than the fast path ever has rows, and a plan that has what it takes, there are wide steps too: see
     :class:`~flintc.runtime.executor.WideExecutor`.
     """
 
@@ -78,7 +78,7 @@ class CudaExecutor:
         device = next(iter(weights.values())).device
         symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
         #: Rows of the widest step, 0 without wide steps; and requests under way from which on they are worth it.
-        self.wide = min(slots, WIDTHS[-1]) if slots > self.rows and serves_wide(plan) else 0
+        self.wide = min(slots, WIDTHS[-1]) if slots > FAST_ROWS and serves_wide(plan) else 0
         self.wide_from = max(WIDE_FROM, self.rows + 1)
         self._wide_bytes = wide_bytes(plan, symbols["S"]) if self.wide else 0
         if pages is None:

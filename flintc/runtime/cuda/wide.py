@@ -23,6 +23,8 @@ from flintc.runtime.prefill.path import GeneralPath
 from flintc.runtime.prefill.steps import StepRows, counters_of, serves_steps, step_bytes
 from flintc.runtime.values import TORCH_DTYPES
 
+#: Most rows of a step of the fast path; a bundle may be compiled for fewer, which is no reason for wide steps.
+FAST_ROWS = 8
 #: Rows of the captured steps; fewer are padded up with rows of no sequence.
 WIDTHS = (16, 32, 64)
 #: Requests under way from which on a wide step makes more tokens a second than a full step of the fast path.
