@@ -35,7 +35,8 @@ def register(app: typer.Typer) -> None:
 
 def generate_command(
     checkpoint: Annotated[
-        str, typer.Argument(help="A folder of safetensors, a .gguf file, or a hub id org/name[@revision][:file.gguf].")
+        str,
+        typer.Argument(help="A folder of safetensors, a .gguf file, or a hub id org/name\\[@revision]\\[:file.gguf]."),
     ],
     prompt: Annotated[str | None, typer.Option(help="Raw text to continue.")] = None,
     chat: Annotated[str | None, typer.Option(help="A user message, put through the chat template.")] = None,
