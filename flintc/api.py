@@ -304,39 +304,13 @@ def _spec_for(spec: str | Path | Spec | None, bundle: Bundle | None, checkpoint:
 
 def _step_graph(backend: Backend, model: BoundModel, weights: str, bundle: Bundle | None) -> Graph:
     """The graph to run: the bundle's, else the model's, fused only where kernels are rendered for it."""
+    from flintc.bundle import check_same_model
+
     fused = run_passes(model, weights, stop_after="baseline" if backend == "reference" else None).graph
     if bundle is None:
         return fused
     check_same_model(bundle, fused, weights)
     return bundle.plan.graph
-
-
-def check_same_model(bundle: Bundle, graph: Graph, weights: str) -> None:
-    """BundleError unless ``bundle`` runs the ops of ``graph``, the checkpoint's own, on weights of the same shapes.
-
-    Sizes of pages and of attention's chunks, and the fusion, are the bundle's to choose.
-    """
-    where = f"the bundle {bundle.path or bundle.manifest.spec} is for another model than the checkpoint"
-    remedy = "load without a bundle, or compile one from a spec of the checkpoint's sizes"
-    if bundle.manifest.weights != weights:
-        raise BundleError(f"{where}: its weights are {bundle.manifest.weights}, the checkpoint's {weights}")
-    ours, theirs = bundle.plan.graph, graph
-    for kind, a, b in (("weight", _weights_of(ours), _weights_of(theirs)), ("op", _ops_of(ours), _ops_of(theirs))):
-        for name in sorted(a.keys() | b.keys()):
-            if a.get(name) != b.get(name):
-                held = [str(x.get(name, "absent")) for x in (a, b)]
-                raise BundleError(f"{where}: {kind} {name} is {held[0]} there, {held[1]} here", remedy=remedy)
-
-
-def _weights_of(graph: Graph) -> dict[str, str]:
-    return {v.name: str(v.type) for v in graph.values.values() if v.kind == "weight"}
-
-
-def _ops_of(graph: Graph) -> dict[str, str]:
-    return {
-        op.name: " ".join([op.kind, *(f"{k}={v}" for k, v in sorted(op.attrs.items()) if k != "chunk")])
-        for op in graph.ops.values()
-    }
 
 
 def _vocab(graph: Graph) -> int:
@@ -367,7 +341,7 @@ def _cpu_executor(
 
 def _gpu_bundle(bundle: Bundle | None, model: BoundModel, weights: Weights, progress: Progress | None) -> Bundle:
     """What runs ``model`` on the GPU of this machine: the bundle given, else one compiled once and cached."""
-    from flintc.bundle import load_bundle, write_bundle
+    from flintc.bundle import check_same_model, load_bundle, write_bundle
     from flintc.codegen.cache import cache_root
 
     target = gpu_target()

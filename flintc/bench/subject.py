@@ -193,6 +193,7 @@ def open_subject(
 ) -> Subject:
     """Open a checkpoint, read its weights, and check a bundle against it. Errors as for :func:`flintc.load`."""
     from flintc import api
+    from flintc.bundle import check_same_model
     from flintc.checkpoint import open_checkpoint
     from flintc.runtime.hub import find_checkpoint, find_companion
     from flintc.runtime.loading import find_tokenizer
@@ -206,7 +207,7 @@ def open_subject(
     model = checkpoint.bind(chosen)
     graph = api.run_passes(model, checkpoint.weights_format, stop_after="baseline").graph
     if built is not None:
-        api.check_same_model(built, graph, checkpoint.weights_format)
+        check_same_model(built, graph, checkpoint.weights_format)
     weights = checkpoint.load(graph, model, "cuda" if torch.cuda.is_available() else "cpu")
     text = find_tokenizer(checkpoint, tokenizer, config)
     return Subject(checkpoint.path, model, checkpoint.weights_format, weights, text, built, config)

@@ -2,5 +2,16 @@
 
 from flintc.bundle.bundle import Bundle, Origin, build_bundle, load_bundle, write_bundle
 from flintc.bundle.manifest import FileRecord, KernelRecord, Manifest
+from flintc.bundle.matching import check_same_model
 
-__all__ = ["Bundle", "FileRecord", "KernelRecord", "Manifest", "Origin", "build_bundle", "load_bundle", "write_bundle"]
+__all__ = [
+    "Bundle",
+    "FileRecord",
+    "KernelRecord",
+    "Manifest",
+    "Origin",
+    "build_bundle",
+    "check_same_model",
+    "load_bundle",
+    "write_bundle",
+]

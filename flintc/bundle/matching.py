@@ -1,0 +1,37 @@
+"""Whether a bundle runs the model of a checkpoint."""
+
+from __future__ import annotations
+
+from flintc.bundle.bundle import Bundle
+from flintc.errors import BundleError
+from flintc.ir.graph import Graph
+
+
+def check_same_model(bundle: Bundle, graph: Graph, weights: str) -> None:
+    """BundleError unless ``bundle`` runs the ops of ``graph``, the checkpoint's own, on weights of the same shapes.
+
+    Sizes of pages and of attention's chunks, and the fusion, are the bundle's to choose.
+    """
+    where = f"the bundle {bundle.path or bundle.manifest.spec} is for another model than the checkpoint"
+    remedy = "leave the bundle out, or make one with `flintc compile --for` and the checkpoint"
+    if bundle.manifest.weights != weights:
+        raise BundleError(
+            f"{where}: its weights are {bundle.manifest.weights}, the checkpoint's {weights}", remedy=remedy
+        )
+    ours, theirs = bundle.plan.graph, graph
+    for kind, a, b in (("weight", _weights_of(ours), _weights_of(theirs)), ("op", _ops_of(ours), _ops_of(theirs))):
+        for name in sorted(a.keys() | b.keys()):
+            if a.get(name) != b.get(name):
+                held = [str(x.get(name, "absent")) for x in (a, b)]
+                raise BundleError(f"{where}: {kind} {name} is {held[0]} there, {held[1]} here", remedy=remedy)
+
+
+def _weights_of(graph: Graph) -> dict[str, str]:
+    return {v.name: str(v.type) for v in graph.values.values() if v.kind == "weight"}
+
+
+def _ops_of(graph: Graph) -> dict[str, str]:
+    return {
+        op.name: " ".join([op.kind, *(f"{k}={v}" for k, v in sorted(op.attrs.items()) if k != "chunk")])
+        for op in graph.ops.values()
+    }
