@@ -74,17 +74,17 @@ class Kernels:
         constants |= {"WIDTH": width, "BLOCK": power_of_two(width), "EPS": _number(ops[-1], "eps")}
         ordered = self._ordered(ops[-1].outputs[0])
         words = ["combine"] * combine + ["shared"] * shared + ["add"] * add + ["norm"] + ["ordered"] * ordered
-        return self._one(
-            f"rows_{'_'.join(words)}_{width}", "rows_norm.py.j2", "A row's norm, and what comes before it.",
-            params, constants, {"combine": combine, "shared": shared, "add": add, "ordered": ordered},
-        )  # fmt: skip
+        name, doc = f"rows_{'_'.join(words)}_{width}", "A row's norm, and what comes before it."
+        blocks = {"combine": combine, "shared": shared, "add": add, "ordered": ordered}
+        return {"run": self._add(name, "rows_norm.py.j2", doc, params, constants, blocks)}
 
     def silu(self, ops: Sequence[Op]) -> Purposes:
         """silu(gate) * up."""
         width = self._dim(ops[0].outputs[0], -1)
         constants = {"WIDTH": width, "BLOCK": min(1024, power_of_two(width))}
         params = {"x": _BF16, "y": _BF16}
-        return self._one(f"rows_silu_{width}", "rows_silu.py.j2", "silu(gate) * up of a row.", params, constants)
+        doc = "silu(gate) * up of a row."
+        return {"run": self._add(f"rows_silu_{width}", "rows_silu.py.j2", doc, params, constants)}
 
     def linear(self, ops: Sequence[Op]) -> Purposes:
         """A library's product; a packed weight is unpacked first."""
@@ -256,9 +256,6 @@ class Kernels:
         doc = "Packed codes times their block scales, in units of 1/128: exact in BF16."
         name = "rows_unpack" + "_ordered" * ordered
         return {"unpack": self._add(name, "unpack.py.j2", doc, params, {"BLOCK": 256}, {"ordered": ordered})}
-
-    def _one(self, name: str, *rest: object, **options: int) -> Purposes:
-        return {"run": self._add(name, *rest, **options)}  # type: ignore[arg-type]
 
     def _add(
         self,
