@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,8 @@ def read_entries(path: Path) -> dict[str, Any]:
 
 
 def write_entries(path: Path, made: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a schedule file; the entries in ``path`` for other kernels stay."""
+    """Write a schedule file; what ``path`` says at its top, and its entries for other kernels, stay."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    top = "".join(takewhile(lambda line: line.startswith("#"), old.splitlines(keepends=True)))
     text = yaml.safe_dump({**read_entries(path), **made}, sort_keys=True, default_flow_style=None, width=120)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(top + text, encoding="utf-8")

@@ -56,8 +56,10 @@ def test_entries_name_kernels_of_flint() -> None:
 
 def test_a_file_keeps_what_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "sm_90.yaml"
+    file.write_text("# Why this file is here.\n")
     write_entries(file, {"a": {"warps": 4, "registers": 0}})
     write_entries(file, {"b": {"warps": 2, "registers": 128}})
+    assert file.read_text().startswith("# Why this file is here.\n")
     assert yaml.safe_load(file.read_text()) == {
         "a": {"warps": 4, "registers": 0}, "b": {"warps": 2, "registers": 128}
     }  # fmt: skip
