@@ -51,6 +51,10 @@ def ablate_command(
     from flintc.bench.report import write_report
     from flintc.errors import UsageError
 
+    if measure == "synthetic" and batch > api.MAX_BATCH:
+        raise UsageError(f"--batch is {batch}: steps of up to {api.MAX_BATCH} rows can be measured")
+    if measure != "synthetic" and bundles is not None:
+        raise UsageError("--bundles says what --measure synthetic runs, which is not asked for")
     measured = None if measure == "synthetic" else measure
     if None not in (measured, checkpoint) and measured != checkpoint:
         raise UsageError("--for and --measure name two checkpoints", remedy="--measure takes the sizes of its own")

@@ -53,7 +53,10 @@ def verify_command(
     """
     from flintc.bench.subject import open_subject
     from flintc.bench.verify import make_prompts
+    from flintc.errors import UsageError
 
+    if not bisect and (run or save_trace is not None):
+        raise UsageError("--run and --save-trace are of --bisect, which is not asked for")
     with progress("loading"):
         subject = open_subject(checkpoint, bundle=bundle, spec=spec, config=config, tokenizer=tokenizer)
     cut = make_prompts(subject, _read(text), tokens, prompts)

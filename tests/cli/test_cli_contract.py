@@ -34,7 +34,7 @@ COMMANDS = list(leaves(get_command(cli.build_app())))
 
 def test_the_commands_of_the_contract() -> None:
     promised = ["compile", "show", "ablate", "generate", "verify", "synth", "convert", "tune", "demo", "env"]
-    assert {(name,) for name in promised} | {("bench", "forward")} <= set(COMMANDS)
+    assert {(name,) for name in promised} | {("bench", x) for x in ("forward", "prefill", "generate")} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -101,6 +101,10 @@ def test_json_is_one_object_and_nothing_else(
         (("compile", "tiny-flint", "-o", "{file}"), "exists and is not a bundle"),
         (("ablate", "tiny-flint", "--bandwidth", "nan"), "bandwidth must be positive, not nan"),
         (("ablate", "tiny-flint", "--context", "0"), "--context"),
+        (("ablate", "tiny-flint", "--bundles", "{empty}"), "--measure synthetic runs, which is not asked for"),
+        (("ablate", "tiny-flint", "--measure", "synthetic", "--batch", "9"), "steps of up to 8 rows"),
+        (("verify", "{checkpoint}", "--run", "reference/1"), "are of --bisect, which is not asked for"),
+        (("verify", "{checkpoint}", "--save-trace", "{empty}/x"), "are of --bisect, which is not asked for"),
         (("show", "flint", "--for", "{empty}"), "config.json: no such file"),
         (("generate", "{empty}/none", "--prompt", "x"), "no such file or folder"),
         (("generate", "{empty}", "--prompt", "x"), "config.json: no such file"),
