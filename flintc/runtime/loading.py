@@ -68,8 +68,10 @@ def load_weights(
 
 def check_fit(graph: Graph) -> None:
     """CapacityError where the weights of ``graph`` are larger than the free memory of the GPU."""
+    from flintc.runtime.cuda.capacity import free_bytes
+
     needed = sum(v.type.nbytes({}) for v in graph.values.values() if v.kind == "weight")
-    free = torch.cuda.mem_get_info()[0]
+    free = free_bytes()
     if needed > free:
         raise CapacityError(
             f"the weights take {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB of the GPU's memory are free",

@@ -97,7 +97,7 @@ def made(monkeypatch):
     monkeypatch.setattr(choice, "Download", Download)
     monkeypatch.setattr(executor, "DeviceStep", FastStep)
     monkeypatch.setattr(executor, "CudaLaunch", lambda kernels, compiled: InterpretedLaunch(kernels))
-    monkeypatch.setattr(executor, "_free_bytes", lambda device: 1 << 34)
+    monkeypatch.setattr(executor, "free_bytes", lambda device: 1 << 34)
     for module in ("executor", "wide"):
         monkeypatch.setattr(f"flintc.runtime.cuda.{module}.WIDTHS", WIDTHS)
     monkeypatch.setattr(executor, "FAST_ROWS", FAST[-1])

@@ -110,7 +110,16 @@ def test_workspace_of_full_flint_is_small():
 
 
 def test_weights_that_do_not_fit(monkeypatch):
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (24 << 30, 24 << 30))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (24 << 30, 24 << 30))
     with pytest.raises(CapacityError, match=r"weights take 79\.\d GB; 25\.8 GB"):
         check_fit(api.lower("flint"))
     check_fit(api.lower("flint", "nvfp4"))
+
+
+def test_what_an_earlier_model_left_to_torch_is_free(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (4 << 30, 48 << 30))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: 40 << 30)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 10 << 30)
+    check_fit(api.lower("flint", "nvfp4"))
+    with pytest.raises(CapacityError, match=r"36\.5 GB"):
+        check_fit(api.lower("flint"))

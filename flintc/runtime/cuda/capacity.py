@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from flintc.errors import CapacityError
 from flintc.ir.plan import Plan
 from flintc.runtime.kv import KvLayout
@@ -11,6 +13,12 @@ from flintc.runtime.values import attention_chunk
 
 #: Bytes left to the driver, to captured graphs, and to what torch allocates when it chooses tokens.
 RESERVE = 1 << 30
+
+
+def free_bytes(device: torch.device | None = None) -> int:
+    """Memory that this process can still take, with what torch holds of an earlier model but does not use."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
 
 
 def symbols_of(plan: Plan, layout: KvLayout, context: int, slots: int, positions: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from flintc.errors import BackendError
 from flintc.ir.plan import CompiledKernel, Plan
 from flintc.reference.nvfp4 import Nvfp4
-from flintc.runtime.cuda.capacity import pool_pages, symbols_of, workspace_bytes
+from flintc.runtime.cuda.capacity import free_bytes, pool_pages, symbols_of, workspace_bytes
 from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Upload
@@ -83,7 +83,7 @@ class CudaExecutor:
         self._wide_bytes = wide_bytes(plan, symbols["S"]) if self.wide else 0
         if pages is None:
             workspace = workspace_bytes(plan, {**symbols, "B": self.rows}) + _chunk_bytes(plan, chunk, context)
-            pages = pool_pages(layout, context, slots, _free_bytes(device) - workspace - self._wide_bytes)
+            pages = pool_pages(layout, context, slots, free_bytes(device) - workspace - self._wide_bytes)
         self.kv = KvCache(layout, context, slots, pages)
         self._storage = KvStorage(self.kv, torch.bfloat16, device, whole=True)
         block_tables = {name: table.to(device) for name, table in self.kv.tables.items()}
@@ -193,9 +193,3 @@ class CudaExecutor:
 
 def _chunk_bytes(plan: Plan, rows: int, context: int) -> int:
     return 0 if plan.general is None else chunk_bytes(plan.graph, plan.general, min(rows, context), context)
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Memory that this process can still take, what torch holds but does not use included."""
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + held
