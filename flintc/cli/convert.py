@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,13 @@ from flintc.cli.synth import CheckpointFormat
 
 if TYPE_CHECKING:
     from flintc.checkpoint.convert import ConvertReport
+
+
+class Device(StrEnum):
+    """Where weights are computed on."""
+
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 def register(app: typer.Typer) -> None:
@@ -29,15 +37,20 @@ def convert_command(
         str | None, typer.Option("--config", metavar="DIR", help="Folder or hub id whose config.json is used.")
     ] = None,
     spec: Annotated[str | None, typer.Option("--spec", help="Spec of the model, if not the one it names.")] = None,
-    device: Annotated[str, typer.Option("--device", help="Where quantising and repacking run: cpu or cuda.")] = "cpu",
+    device: Annotated[Device, typer.Option("--device", help="Where quantising and repacking run.")] = Device.cpu,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write CHECKPOINT as NVFP4. NVFP4 keeps its numbers exactly; BF16 is quantised, the error reported per tensor."""
+    import torch
+
     from flintc.checkpoint.convert import convert
+    from flintc.errors import BackendError
     from flintc.runtime.hub import find_checkpoint, find_companion
     from flintc.spec import load_spec
 
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise BackendError("there is no NVIDIA GPU here that torch can use", remedy="leave --device out")
     with progress("converting") as update:
         report = convert(
             find_checkpoint(checkpoint),
@@ -45,7 +58,7 @@ def convert_command(
             output.value,
             spec=None if spec is None else load_spec(spec),
             config=None if config is None else find_companion(config),
-            device=device,
+            device=device.value,
             progress=update,
         )
     emit(as_json, _data(out, output, report), lambda: _show(out, report))
