@@ -118,7 +118,7 @@ def test_json_is_one_object_and_nothing_else(
         (("synth", "--spec", "tiny-flint", "-o", "{empty}/new", "--set", "expert=3"), "did you mean 'experts'?"),
         (("synth", "--spec", "tiny-flint", "-o", "{empty}/new", "--set", "experts"), "is not NAME=N"),
         (("convert", "{empty}/none", "--format", "gguf", "-o", "{empty}/x.gguf"), "no such file"),
-        (("convert", "{checkpoint}", "--format", "gguf", "-o", "{empty}/x.gguf", "--device", "gpu"), "'gpu' is not one of"),
+        (("convert", "{checkpoint}", "--format", "gguf", "-o", "{empty}/x", "--device", "gpu"), "'gpu' is not one of"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
