@@ -16,7 +16,7 @@ from flintc import api
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.forward import Event, ForwardBench
 from flintc.bundle import load_bundle
-from flintc.errors import BackendError
+from flintc.errors import BackendError, UsageError
 from flintc.ir.cost import decode_env, graph_cost, launch_cost
 from flintc.ir.types import resolve
 from flintc.runtime.cuda.step import Part
@@ -87,6 +87,8 @@ def measure_step(
         raise BackendError("timing needs a GPU of a target that kernels are compiled for")
     model = bind_defaults(load_spec(spec))
     built = load_bundle(bundle) if bundle is not None else api.compile(model.spec, weights=weights, target=target)
+    if built.manifest.weights != weights:
+        raise UsageError(f"the bundle is for {built.manifest.weights} weights, not {weights}")
     theta = model.numbers.get("rope_theta", 10000.0)
     bench = ForwardBench(built.plan, built.for_target(target), context, batch, theta)
     ceiling = read_ceiling()

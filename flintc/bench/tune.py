@@ -114,7 +114,7 @@ def tune(
         given = eight.tensors
         one = ForwardBench(bundle.plan, compiled, context, 1, theta, given=given)
         for kernel in dict.fromkeys(x.kernel for x in bundle.plan.launches):
-            if kernel.startswith(TUNED) and compiled[kernel].spills == 0:
+            if kernel.startswith(TUNED) and compiled[kernel].spills == 0 and _as_told(bundle, kernel, name):
                 trial = Trial(name, one.time_chain(kernel), eight.time_chain(kernel))
                 found.setdefault(kernel, {})[name] = trial
     return tuple(
@@ -122,6 +122,12 @@ def tune(
         for kernel, trials in found.items()
         if "rules" in trials
     )
+
+
+def _as_told(bundle: Bundle, kernel: str, candidate: str) -> bool:
+    """Whether the kernel has the candidate's warps: ``expert_down`` has a warp per product, whatever it is told."""
+    warps = CANDIDATES.get(candidate, Schedule()).warps
+    return warps is None or bundle.plan.kernels[kernel].num_warps == warps
 
 
 def _compiled(model: BoundModel, weights: str, target: str, name: str, out: Path | None = None) -> Bundle:
