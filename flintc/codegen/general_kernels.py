@@ -49,6 +49,7 @@ class Kernels:
 
     graph: Graph
     by_name: dict[str, Kernel] = field(default_factory=dict)
+    _names: dict[object, str] = field(default_factory=dict)
 
     def embed(self, ops: Sequence[Op]) -> Purposes:
         """A copy of rows: torch's."""
@@ -276,16 +277,21 @@ class Kernels:
 
     def _keep(self, selection: Selection) -> str:
         """Render a kernel, unless one like it is there; returns its name, numbered where another has taken it."""
-        name, number = selection.name, 1
-        while True:
-            own = name if number == 1 else f"{name}_{number}"
-            kernel = Kernel(
+        key = (
+            selection.name, selection.template, selection.doc, tuple(selection.blocks.items()), selection.params,
+            tuple(selection.constants.items()), selection.num_warps, selection.num_stages,
+        )  # fmt: skip
+        if key not in self._names:
+            own, number = selection.name, 1
+            while own in self.by_name:
+                number += 1
+                own = f"{selection.name}_{number}"
+            self._names[key] = own
+            self.by_name[own] = Kernel(
                 own, render_kernel(selection, own), selection.params, dict(selection.constants), selection.num_warps,
                 selection.num_stages, False,
             )  # fmt: skip
-            if self.by_name.setdefault(own, kernel) == kernel:
-                return own
-            number += 1
+        return self._names[key]
 
     def _dim(self, value: str, axis: int) -> int:
         size = self.graph.values[value].type.shape[axis]

@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import triton
@@ -26,7 +27,8 @@ def load_interpreted(kernel: Kernel) -> Callable[[Grid, Sequence[Any]], None]:
     under the interpreter's switch, whatever the process was started with. The text must come from this package's
     own templates: it is executed.
     """
-    file = f"<flintc kernel {kernel.name}>"
+    # The interpreter reads a function's text when it first runs it: kernels of one name and another text must not meet.
+    file = f"<flintc kernel {kernel.name} {sha256(kernel.source.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(kernel.source), None, kernel.source.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"__name__": f"flintc_interpreted_{kernel.name}"}
     with triton.knobs.runtime.scope():
