@@ -7,14 +7,14 @@ import torch
 from flintc.codegen.interpret import load_interpreted
 from flintc.ir.plan import Kernel, Param
 
-SOURCE = '''import triton
+SOURCE = """import triton
 import triton.language as tl
 
 
 @triton.jit
 def store(x_ptr, VALUE: tl.constexpr):
     tl.store(x_ptr, VALUE{})
-'''
+"""
 
 
 def kernel(what: str) -> Kernel:
