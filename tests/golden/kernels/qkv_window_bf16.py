@@ -7,7 +7,7 @@ Ops:
   rope: rotation in FP32, one rounding
   kv_write: none (a copy)
 
-Bound: N=5120, K=2048, TILE=16, SPLIT=8, CHAINS=2, STEPS=8, EVEN=True, HEAD=128, PARTS=8, Q_FIRST=0, Q_HEADS=32,
+Bound: N=5120, K=2048, TILE=16, SPLIT=4, CHAINS=2, STEPS=8, EVEN=True, HEAD=128, PARTS=8, Q_FIRST=0, Q_HEADS=32,
   K_FIRST=32, V_FIRST=36, KV_HEADS=4, PAGE=64, Q_EPS=1e-06, K_EPS=1e-06, COLUMNS=9
 """
 
