@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from flintc import api
+from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.synthetic import tensors
-from flintc.bundle import Bundle, load_bundle
-from flintc.errors import BackendError, UsageError
+from flintc.bundle import Bundle
+from flintc.errors import UsageError
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.batch import Decoding, Running
 from flintc.runtime.cuda.executor import CudaExecutor
@@ -70,17 +70,12 @@ def measure_decode(
     wide_from: in place of the runtime's own. BackendError without a GPU; UsageError where the context has no room for
     the steps; CapacityError where the GPU's memory does not do.
     """
-    target = api.gpu_target()
-    if target is None:
-        raise BackendError("timing needs a GPU of a target that kernels are compiled for")
+    target = gpu_here()
     if context <= steps + UNTIMED + 1:
         raise UsageError(f"--context is {context}: {steps} steps need more than that")
     model = bind_defaults(load_spec(spec))
-    built = load_bundle(bundle) if bundle is not None else api.compile(model.spec, weights=weights, target=target)
-    if built.manifest.weights != weights:
-        raise UsageError(f"the bundle is for {built.manifest.weights} weights, not {weights}")
-    theta = model.numbers.get("rope_theta", 10000.0)
-    executor = synthetic_executor(built, target, context, max(requests), theta)
+    built = bundle_for(model, weights, bundle, target)
+    executor = synthetic_executor(built, target, context, max(requests), rope_base(model))
     if wide_from is not None:
         executor.wide_from = max(wide_from, executor.rows + 1)
     times = tuple(_measure(executor, count, steps) for count in requests)

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flintc import api
+from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.synthetic import tensors
 from flintc.bench.timing import median_ms
-from flintc.bundle import load_bundle
-from flintc.errors import BackendError, UsageError
+from flintc.errors import UsageError
 from flintc.ir.graph import Graph
 from flintc.ir.plan import CompiledKernel, Plan, Routine
 from flintc.runtime.kv import KvCache, KvLayout
@@ -68,15 +67,10 @@ def measure_prefill(
     spec: str, weights: str, bundle: Path | None, tokens: Sequence[int], chunk: int | None, repeats: int
 ) -> PrefillReport:
     """Time prompts of each length in ``tokens``; BackendError without a GPU."""
-    target = api.gpu_target()
-    if target is None:
-        raise BackendError("timing needs a GPU of a target that kernels are compiled for")
+    target = gpu_here()
     model = bind_defaults(load_spec(spec))
-    built = load_bundle(bundle) if bundle is not None else api.compile(model.spec, weights=weights, target=target)
-    if built.manifest.weights != weights:
-        raise UsageError(f"the bundle is for {built.manifest.weights} weights, not {weights}")
-    theta = model.numbers.get("rope_theta", 10000.0)
-    bench = PrefillBench(built.plan, built.for_target(target), max(tokens), chunk or CHUNK, theta)
+    built = bundle_for(model, weights, bundle, target)
+    bench = PrefillBench(built.plan, built.for_target(target), max(tokens), chunk or CHUNK, rope_base(model))
     peak = tensor_peak()
     for _ in range(2):
         bench.prompt(min(tokens))  # what is made once is made now

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flintc import api
 from flintc.bench.ablation import Ablation
+from flintc.bench.built import rope_base
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.divergence import kl
 from flintc.bench.forward import ForwardBench
@@ -58,7 +59,7 @@ def measure_prefixes(
     names = [step.name for step in ablation.steps]
     ahead = _find_bundles(bundles)
     built = {name: _bundle(model, ablation, names[1 : done + 1], ahead, target) for done, name in enumerate(names)}
-    run = _Run(target, ablation.context, ablation.batch, model.numbers.get("rope_theta", 1e4))
+    run = _Run(target, ablation.context, ablation.batch, rope_base(model))
     ceiling = read_ceiling()
     timed: dict[str, tuple[Timing, float]] = {}
     for done, name in enumerate(names):

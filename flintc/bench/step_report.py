@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from flintc import api
+from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.forward import Event, ForwardBench
-from flintc.bundle import load_bundle
-from flintc.errors import BackendError, UsageError
 from flintc.ir.cost import decode_env, graph_cost, launch_cost
 from flintc.ir.types import resolve
 from flintc.runtime.cuda.step import Part
@@ -82,15 +80,10 @@ def measure_step(
     spec: str, weights: str, bundle: Path | None, context: int, batch: int, repeats: int, trace: Path | None
 ) -> StepReport:
     """Run and time a step of ``batch`` sequences of ``context`` tokens; BackendError without a GPU."""
-    target = api.gpu_target()
-    if target is None:
-        raise BackendError("timing needs a GPU of a target that kernels are compiled for")
+    target = gpu_here()
     model = bind_defaults(load_spec(spec))
-    built = load_bundle(bundle) if bundle is not None else api.compile(model.spec, weights=weights, target=target)
-    if built.manifest.weights != weights:
-        raise UsageError(f"the bundle is for {built.manifest.weights} weights, not {weights}")
-    theta = model.numbers.get("rope_theta", 10000.0)
-    bench = ForwardBench(built.plan, built.for_target(target), context, batch, theta)
+    built = bundle_for(model, weights, bundle, target)
+    bench = ForwardBench(built.plan, built.for_target(target), context, batch, rope_base(model))
     ceiling = read_ceiling()
     graph, env = built.plan.graph, decode_env(built.plan.graph, context, batch)
     body, whole = (graph_cost(graph, env, launches).bytes for launches in (graph.body, graph.launches))

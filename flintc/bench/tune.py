@@ -14,10 +14,11 @@ import torch
 import yaml
 
 from flintc import api
+from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.forward import ForwardBench
-from flintc.bundle import Bundle, load_bundle
+from flintc.bundle import Bundle
 from flintc.codegen.schedule import Schedule, trying
-from flintc.errors import BackendError, UsageError
+from flintc.errors import UsageError
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.spec import BoundModel
 
@@ -79,7 +80,8 @@ def prepare(
     for done, name in enumerate(names):
         if progress is not None:
             progress(done, len(names), name)
-        _compiled(model, weights, target, name, folder / name)
+        with trying(CANDIDATES.get(name, Schedule())):
+            api.compile(model, weights=weights, target=target, out=folder / name)
 
 
 def tune(
@@ -95,21 +97,18 @@ def tune(
     prepared: a folder that :func:`prepare` filled; what it lacks is compiled here. BackendError without a GPU,
     UsageError where the folder holds other weights.
     """
-    target = api.gpu_target()
-    if target is None:
-        raise BackendError("tuning needs a GPU of a target that kernels are compiled for")
+    target = gpu_here("tuning")
     given: Mapping[str, torch.Tensor | Nvfp4] | None = None
     found: dict[str, dict[str, Trial]] = {}
     names = ["rules", *candidates_called(candidates)]
     for done, name in enumerate(names):
         if progress is not None:
             progress(done, len(names), name)
-        made = (prepared / name) if prepared is not None else None
-        bundle = load_bundle(made) if made is not None and made.exists() else _compiled(model, weights, target, name)
-        if bundle.manifest.weights != weights:
-            raise UsageError(f"{made} is for {bundle.manifest.weights} weights, not {weights}")
-        theta = model.numbers.get("rope_theta", 10000.0)
+        made = prepared / name if prepared is not None and (prepared / name).exists() else None
+        with trying(CANDIDATES.get(name, Schedule())):
+            bundle = bundle_for(model, weights, made, target)
         compiled = bundle.for_target(target)
+        theta = rope_base(model)
         eight = ForwardBench(bundle.plan, compiled, context, 8, theta, given=given)
         given = eight.tensors
         one = ForwardBench(bundle.plan, compiled, context, 1, theta, given=given)
@@ -128,11 +127,6 @@ def _as_told(bundle: Bundle, kernel: str, candidate: str) -> bool:
     """Whether the kernel has the candidate's warps: ``expert_down`` has a warp per product, whatever it is told."""
     warps = CANDIDATES.get(candidate, Schedule()).warps
     return warps is None or bundle.plan.kernels[kernel].num_warps == warps
-
-
-def _compiled(model: BoundModel, weights: str, target: str, name: str, out: Path | None = None) -> Bundle:
-    with trying(CANDIDATES.get(name, Schedule())):
-        return api.compile(model, weights=weights, target=target, out=out)
 
 
 def entries(tuned: tuple[Tuned, ...]) -> dict[str, dict[str, Any]]:

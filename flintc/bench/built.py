@@ -1,0 +1,36 @@
+"""What every measurement on the GPU starts from: the GPU that is here, and a bundle for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flintc import api
+from flintc.bundle import Bundle, load_bundle
+from flintc.errors import BackendError, UsageError
+from flintc.spec import BoundModel
+
+#: Base of the rotation where the model has none: its tables are made, and read by nobody.
+_THETA = 10000.0
+
+
+def gpu_here(what: str = "timing") -> str:
+    """Target of this machine's GPU; BackendError, saying that ``what`` needs one, where there is none."""
+    target = api.gpu_target()
+    if target is None:
+        raise BackendError(f"{what} needs a GPU of a target that kernels are compiled for")
+    return target
+
+
+def bundle_for(model: BoundModel, weights: str, bundle: Path | None, target: str) -> Bundle:
+    """The bundle in the folder ``bundle``, else one compiled; UsageError where the folder's is for other weights."""
+    if bundle is None:
+        return api.compile(model, weights=weights, target=target)
+    built = load_bundle(bundle)
+    if built.manifest.weights != weights:
+        raise UsageError(f"{bundle} is for {built.manifest.weights} weights, not {weights}")
+    return built
+
+
+def rope_base(model: BoundModel) -> float:
+    """Base of the rotation, for tables of synthetic models."""
+    return model.numbers.get("rope_theta", _THETA)
