@@ -50,7 +50,7 @@ def general(graph: Graph) -> General | None:
     routines = tuple(
         Routine(ops[0].name, kind, tuple(op.name for op in ops), getattr(kernels, kind)(ops)) for kind, ops in runs
     )
-    return General(kernels.by_name, routines)
+    return General(kernels.table.by_name, routines)
 
 
 def _runs(graph: Graph) -> Iterator[tuple[RoutineKind, tuple[Op, ...]]]:

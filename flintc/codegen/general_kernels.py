@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from flintc.codegen.families.attention import attention as step_attention
 from flintc.codegen.render import render_kernel
-from flintc.codegen.selection import Selection, power_of_two
+from flintc.codegen.selection import KernelTable, Selection, power_of_two
 from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.plan import Kernel, Param, ParamType
 
@@ -45,11 +46,10 @@ ROUTER_PARTS = 3
 
 @dataclass
 class Kernels:
-    """Kernels made so far, by name; equal shapes share one."""
+    """Kernels of the general path, made as routines ask for them."""
 
     graph: Graph
-    by_name: dict[str, Kernel] = field(default_factory=dict)
-    _names: dict[object, str] = field(default_factory=dict)
+    table: KernelTable = field(default_factory=KernelTable)
 
     def embed(self, ops: Sequence[Op]) -> Purposes:
         """A copy of rows: torch's."""
@@ -277,26 +277,19 @@ class Kernels:
 
     def _keep(self, selection: Selection) -> str:
         """Render a kernel, unless one like it is there; returns its name, numbered where another has taken it."""
-        key = (
-            selection.name, selection.template, selection.doc, tuple(selection.blocks.items()), selection.params,
-            tuple(selection.constants.items()), selection.num_warps, selection.num_stages,
-        )  # fmt: skip
-        if key not in self._names:
-            own, number = selection.name, 1
-            while own in self.by_name:
-                number += 1
-                own = f"{selection.name}_{number}"
-            self._names[key] = own
-            self.by_name[own] = Kernel(
-                own, render_kernel(selection, own), selection.params, dict(selection.constants), selection.num_warps,
-                selection.num_stages, False,
-            )  # fmt: skip
-        return self._names[key]
+        return self.table.keep(selection.structure, selection.name, partial(_kernel, selection))
 
     def _dim(self, value: str, axis: int) -> int:
         size = self.graph.values[value].type.shape[axis]
         assert isinstance(size, int)
         return size
+
+
+def _kernel(selection: Selection, name: str) -> Kernel:
+    return Kernel(
+        name, render_kernel(selection, name), selection.params, dict(selection.constants), selection.num_warps,
+        selection.num_stages, False,
+    )  # fmt: skip
 
 
 def _param(name: str, type: str) -> Param:

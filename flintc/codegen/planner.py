@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from functools import partial
 
 from flintc.codegen.effects import effects_of
 from flintc.codegen.families import SELECTORS
 from flintc.codegen.render import render
-from flintc.codegen.selection import Selection
+from flintc.codegen.selection import KernelTable, Selection
 from flintc.errors import VerificationError
 from flintc.ir.graph import Graph, Launch
 from flintc.ir.plan import Arg, Buffer, Kernel, Plan, PlannedLaunch, Scratch
@@ -16,13 +16,14 @@ from flintc.ir.types import TensorType
 
 def plan(graph: Graph) -> Plan:
     """Plan one forward step of ``graph``; VerificationError if a launch has a role no template serves."""
-    kernels = _Kernels()
+    kernels = KernelTable()
     launches: list[PlannedLaunch] = []
     scratch: dict[str, Scratch] = {}
     passed: set[str] = set()
     for launch in graph.launches:
         selection = select(graph, launch)
-        kernel = kernels.get(graph, launch, selection)
+        structure = (selection.structure, launch.dependent and launch.dependent.trigger)
+        kernel = kernels.keep(structure, selection.name, partial(_kernel, graph, launch, selection))
         launches.append(PlannedLaunch(launch.name, kernel, selection.grid, selection.args))
         scratch.update((s.name, s) for s in selection.scratch)
         passed.update(a.ref for a in selection.args if a.kind == "value")
@@ -38,31 +39,13 @@ def select(graph: Graph, launch: Launch) -> Selection:
     return selector(graph, launch)
 
 
-@dataclass
-class _Kernels:
-    """Kernels by name; equal structure gives the same kernel, a clash of names a numbered one."""
-
-    by_name: dict[str, Kernel] = field(default_factory=dict)
-    by_key: dict[object, str] = field(default_factory=dict)
-
-    def get(self, graph: Graph, launch: Launch, selection: Selection) -> str:
-        key = (
-            selection.template, tuple(selection.blocks.items()), selection.params,
-            tuple(selection.constants.items()), selection.num_warps, selection.num_stages,
-            selection.max_registers, launch.dependent and launch.dependent.trigger, selection.name,
-        )  # fmt: skip
-        if key not in self.by_key:
-            name, n = selection.name, 2
-            while name in self.by_name:
-                name, n = f"{selection.name}_{n}", n + 1
-            self.by_key[key] = name
-            source = render(graph, launch, selection, name)
-            self.by_name[name] = Kernel(
-                name, source, selection.params, dict(selection.constants),
-                selection.num_warps, selection.num_stages, launch.dependent is not None, selection.max_registers,
-                effects_of(source, name, selection.params, selection.constants),
-            )  # fmt: skip
-        return self.by_key[key]
+def _kernel(graph: Graph, launch: Launch, selection: Selection, name: str) -> Kernel:
+    source = render(graph, launch, selection, name)
+    return Kernel(
+        name, source, selection.params, dict(selection.constants),
+        selection.num_warps, selection.num_stages, launch.dependent is not None, selection.max_registers,
+        effects_of(source, name, selection.params, selection.constants),
+    )  # fmt: skip
 
 
 def place(graph: Graph, launches: list[PlannedLaunch], passed: set[str]) -> tuple[dict[str, Buffer], dict[str, str]]:

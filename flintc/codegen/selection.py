@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flintc.ir.graph import Graph, Launch, Op
-from flintc.ir.plan import Arg, Param, ParamType, Scratch
+from flintc.ir.plan import Arg, Kernel, Param, ParamType, Scratch
 from flintc.ir.types import Dim, DType, TensorType
 
 POINTERS: dict[DType, ParamType] = {"bf16": "*bf16", "f32": "*fp32", "i32": "*i32"}
@@ -35,6 +35,33 @@ class Selection:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int = 0
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """What makes a kernel the same as another one's; hashable."""
+        return (
+            self.name, self.template, tuple(self.blocks.items()), self.params, tuple(self.constants.items()),
+            self.num_warps, self.num_stages, self.max_registers,
+        )  # fmt: skip
+
+
+@dataclass
+class KernelTable:
+    """Kernels by name: those of equal structure are one, a name that another structure has taken gets a number."""
+
+    by_name: dict[str, Kernel] = field(default_factory=dict)
+    _names: dict[object, str] = field(default_factory=dict)
+
+    def keep(self, structure: object, name: str, make: Callable[[str], Kernel]) -> str:
+        """Name of the kernel of this ``structure``, made by ``make`` of its name where it is the first."""
+        if structure not in self._names:
+            own, number = name, 1
+            while own in self.by_name:
+                number += 1
+                own = f"{name}_{number}"
+            self._names[structure] = own
+            self.by_name[own] = make(own)
+        return self._names[structure]
 
 
 @dataclass
