@@ -11,12 +11,11 @@ from flintc.codegen.families.gemv import (
     kernel_name,
     lay_out,
     matrix,
-    max_registers,
+    registers_of,
     steps_at_a_time,
     tile_of,
     weight_blocks,
 )
-from flintc.codegen.schedule import schedule_of
 from flintc.codegen.selection import MAX_ROWS, Selection, Selector, Signature, columns, only_op, ops_of, power_of_two
 from flintc.ir.graph import Graph, Launch, Op
 
@@ -106,7 +105,6 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     shared_k = matrix(graph, shared[0])[1] if shared else 0
     slots = power_of_two(ranks + -(-shared_k // k))
     name = kernel_name(graph, op, "expert_down") + ("_shared" if shared else "")
-    told = schedule_of(name).registers
     shape = Walk(format, min(slots, MAX_WARPS), format.chains, steps_at_a_time(tile, k, 1, format))
     constants: Constants = {
         "N": n, "K": k, "TILE": tile, "SPLIT": slots, "CHAINS": shape.chains, "STEPS": shape.steps,
@@ -133,7 +131,7 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         blocks={"shared": bool(shared), **weight_blocks(graph, launch, shared[0] if shared else op)},
         constants=constants,
         num_warps=shape.warps,
-        max_registers=max_registers(tile, -(-n // tile), shape.warps) if told is None else told,
+        max_registers=registers_of(name, tile, -(-n // tile), shape.warps),
     )
 
 

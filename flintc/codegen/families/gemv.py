@@ -71,9 +71,14 @@ class Walk:
 
 def lay_out(name: str, tile: int, k: int, format: Format, programs: int) -> tuple[Walk, int]:
     """The walk of the kernel called ``name`` and its register budget: as its schedule says, or by the rules."""
-    told = schedule_of(name)
-    shape = walk(tile, k, format, told.warps)
-    return shape, max_registers(tile, programs, shape.warps) if told.registers is None else told.registers
+    shape = walk(tile, k, format, schedule_of(name).warps)
+    return shape, registers_of(name, tile, programs, shape.warps)
+
+
+def registers_of(name: str, tile: int, programs: int, warps: int) -> int:
+    """Register budget of the kernel called ``name``: as its schedule says, or by the rule."""
+    told = schedule_of(name).registers
+    return max_registers(tile, programs, warps) if told is None else told
 
 
 def walk(tile: int, k: int, format: Format = BF16, wanted: int | None = None) -> Walk:

@@ -168,23 +168,29 @@ def heads(given: Given, routine: Routine, chunk: Chunk, values: Values) -> None:
 
     The value that the graph calls the cache stands for the attention's keys and values here.
     """
-    ops = given.ops(routine)
-    q, k = ops["head_norm"]
-    (write,) = ops["kv_write"]
+    (write,) = given.ops(routine)["kv_write"]
     cache, span = given.tensor(write.inputs[2]), chunk.spans[write.inputs[5]]
     kv = _held_keys(cache, span.pages, span.keys)
-    kernel = given.kernel(routine)
-    count = int(kernel.constants["HEADS"]), int(kernel.constants["KV_HEADS"]), int(kernel.constants["HEAD"])
-    queries = torch.empty((chunk.rows, count[0], count[2]), dtype=torch.bfloat16, device=kv.device)
+    finish_heads(
+        given, routine, "run", values, block_table=span.table, kv=kv, cache=cache, start=chunk.start,
+        offset=chunk.start - span.base, keys=span.keys, oldest=span.oldest, columns=len(span.table),
+    )  # fmt: skip
+    values[write.outputs[0]] = kv
+
+
+def finish_heads(given: Given, routine: Routine, purpose: str, values: Values, **rows: Tensor | int) -> None:
+    """Queries BF16 [rows, heads, head_dim], normed and rotated; keys and values go where ``rows`` says."""
+    ops, kernel = given.ops(routine), given.kernel(routine, purpose)
+    q, k = ops["head_norm"]
+    x = values[q.inputs[0]]
+    heads, kv_heads, head = (int(kernel.constants[name]) for name in ("HEADS", "KV_HEADS", "HEAD"))
+    queries = torch.empty((x.shape[0], heads, head), dtype=torch.bfloat16, device=x.device)
     rotation = {"table": given.tensor(ops["rope"][0].inputs[3])} if "rope" in ops else {}
     given.launch(
-        kernel, (chunk.rows, cdiv(count[0] + 2 * count[1], kernel.constants["BLOCK"]), 1),
-        x=values[q.inputs[0]], q_weight=given.tensor(q.inputs[1]), k_weight=given.tensor(k.inputs[1]), **rotation,
-        block_table=span.table, q=queries, kv=kv, cache=cache, start=chunk.start, offset=chunk.start - span.base,
-        keys=span.keys, oldest=span.oldest, columns=len(span.table),
+        kernel, (x.shape[0], cdiv(heads + 2 * kv_heads, kernel.constants["BLOCK"]), 1),
+        x=x, q_weight=given.tensor(q.inputs[1]), k_weight=given.tensor(k.inputs[1]), q=queries, **rotation, **rows,
     )  # fmt: skip
     values[ops["rope"][0].outputs[0] if "rope" in ops else q.outputs[0]] = queries
-    values[write.outputs[0]] = kv
 
 
 def _held_keys(cache: Tensor, pages: Tensor, keys: int) -> Tensor:

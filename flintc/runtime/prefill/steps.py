@@ -14,7 +14,7 @@ from torch import Tensor
 from flintc.ir.graph import Graph
 from flintc.ir.plan import General, Kernel, Routine
 from flintc.runtime.prefill.launch import names_of
-from flintc.runtime.prefill.routines import OF_ANY_ROWS, Given, Values, cdiv
+from flintc.runtime.prefill.routines import OF_ANY_ROWS, Given, Values, finish_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,12 @@ def step_bytes(graph: Graph, general: General, rows: int, splits: int) -> int:
 
 def heads(given: Given, routine: Routine, step: StepRows, values: Values) -> None:
     """Queries, and keys and values into the cache, whose new version is its memory."""
-    ops = given.ops(routine)
-    q, k = ops["head_norm"]
-    (write,) = ops["kv_write"]
-    kernel, cache, table = given.kernel(routine, "step"), given.tensor(write.inputs[2]), step.tables[write.inputs[5]]
-    count = int(kernel.constants["HEADS"]), int(kernel.constants["KV_HEADS"]), int(kernel.constants["HEAD"])
-    queries = torch.empty((step.rows, count[0], count[2]), dtype=torch.bfloat16, device=cache.device)
-    rotation = {"table": given.tensor(ops["rope"][0].inputs[3])} if "rope" in ops else {}
-    given.launch(
-        kernel, (step.rows, cdiv(count[0] + 2 * count[1], kernel.constants["BLOCK"]), 1),
-        x=values[q.inputs[0]], q_weight=given.tensor(q.inputs[1]), k_weight=given.tensor(k.inputs[1]), **rotation,
-        positions=step.positions, seqs=step.seqs, block_table=table, q=queries, cache=cache, columns=table.shape[1],
+    (write,) = given.ops(routine)["kv_write"]
+    cache, table = given.tensor(write.inputs[2]), step.tables[write.inputs[5]]
+    finish_heads(
+        given, routine, "step", values, positions=step.positions, seqs=step.seqs, block_table=table, cache=cache,
+        columns=table.shape[1],
     )  # fmt: skip
-    values[ops["rope"][0].outputs[0] if "rope" in ops else q.outputs[0]] = queries
     values[write.outputs[0]] = cache
 
 
