@@ -41,13 +41,18 @@ def run_passes(
     model: BoundModel, weights: str = "bf16", disable_passes: Sequence[str] = (), stop_after: str | None = None
 ) -> PipelineRun:
     """The graph of ``model`` after every pass of its spec's pipeline (but for those disabled)."""
-    from flintc.ir.build import build
-    from flintc.ir.lower import lower_attention
     from flintc.passes import run_pipeline
 
-    spec = model.spec
-    graph = lower_attention(build(model, _weights(weights)), spec.numerics.attention_chunk, spec.numerics.window_chunk)
-    return run_pipeline(graph, spec.pipeline, disable_passes, stop_after)
+    return run_pipeline(_unfused(model, _weights(weights)), model.spec.pipeline, disable_passes, stop_after)
+
+
+def _unfused(model: BoundModel, weights: Weights) -> Graph:
+    """The graph of ``model`` before any pass: each op a launch of its own."""
+    from flintc.ir.build import build
+    from flintc.ir.lower import lower_attention
+
+    numerics = model.spec.numerics
+    return lower_attention(build(model, weights), numerics.attention_chunk, numerics.window_chunk)
 
 
 def model_of(
@@ -172,42 +177,41 @@ def load(
     Raises CheckpointError, BundleError, BackendError, UsageError, CapacityError where the GPU's memory does not do,
     and TokenizerError for ``tokenizer``.
     """
-    from flintc.runtime.cuda.driver import begin_context
+    from flintc.runtime.cuda.early import early_start
 
-    if backend in (None, "cuda") and device in (None, "cuda"):
-        begin_context()  # ahead of importing torch, which takes longer
-    from flintc.checkpoint import open_checkpoint
-    from flintc.runtime.hub import find_checkpoint, find_companion
-    from flintc.runtime.loading import find_defaults, find_tokenizer, load_weights, prepared_root
-    from flintc.runtime.model import Model
-    from flintc.runtime.storage import make_tables
+    with early_start(gpu=backend in (None, "cuda") and device in (None, "cuda")):
+        built = open_bundle(bundle)  # ahead of what imports torch, to run beside what was begun
+        from flintc.checkpoint import open_checkpoint
+        from flintc.runtime.hub import find_checkpoint, find_companion
+        from flintc.runtime.loading import find_defaults, find_tokenizer, load_weights, prepared_root
+        from flintc.runtime.model import Model
+        from flintc.runtime.storage import make_tables
 
-    chosen = _backend(backend, device, numerics)
-    copies = prepared_root(prepared, numerics)
-    built = open_bundle(bundle)
-    own_config = None if config is None else find_companion(config)
-    checkpoint = open_checkpoint(find_checkpoint(path), own_config)
-    text = find_tokenizer(checkpoint, None if tokenizer is None else find_companion(tokenizer), own_config)
-    bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
-    limit = _context(context, bound)
-    for name, value in (("chunk", chunk), ("slots", slots)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}: it must be 1 or more")
-    format = checkpoint.weights_format
-    on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
-    graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
-    place = "cpu" if on_gpu is None else "cuda"
-    weights = load_weights(checkpoint, graph, bound, place, copies, progress, keep_fp32=numerics == "fp32")
-    tables = make_tables(graph, bound, limit, place)
-    notes = [str(checkpoint.report), *checkpoint.report.notes]
-    executor: Executor
-    if on_gpu is not None:
-        executor = on_device = _cuda_executor(on_gpu, weights, tables, limit, chunk, slots)
-        notes.append(on_device.note)
-    else:
-        executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit, slots)
-    defaults = find_defaults(checkpoint, own_config)
-    return Model(executor, _vocab(graph), text, defaults, tuple(notes), checkpoint.report)
+        chosen = _backend(backend, device, numerics)
+        copies = prepared_root(prepared, numerics)
+        own_config = None if config is None else find_companion(config)
+        checkpoint = open_checkpoint(find_checkpoint(path), own_config)
+        text = find_tokenizer(checkpoint, None if tokenizer is None else find_companion(tokenizer), own_config)
+        bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
+        limit = _context(context, bound)
+        for name, value in (("chunk", chunk), ("slots", slots)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}: it must be 1 or more")
+        format = checkpoint.weights_format
+        on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
+        graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
+        place = "cpu" if on_gpu is None else "cuda"
+        weights = load_weights(checkpoint, graph, bound, place, copies, progress, keep_fp32=numerics == "fp32")
+        tables = make_tables(graph, bound, limit, place)
+        notes = [str(checkpoint.report), *checkpoint.report.notes]
+        executor: Executor
+        if on_gpu is not None:
+            executor = on_device = _cuda_executor(on_gpu, weights, tables, limit, chunk, slots)
+            notes.append(on_device.note)
+        else:
+            executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit, slots)
+        defaults = find_defaults(checkpoint, own_config)
+        return Model(executor, _vocab(graph), text, defaults, tuple(notes), checkpoint.report)
 
 
 def synth(
@@ -302,14 +306,14 @@ def _spec_for(spec: str | Path | Spec | None, bundle: Bundle | None, checkpoint:
     return spec_for(match.architecture, match.gguf)
 
 
-def _step_graph(backend: Backend, model: BoundModel, weights: str, bundle: Bundle | None) -> Graph:
+def _step_graph(backend: Backend, model: BoundModel, weights: Weights, bundle: Bundle | None) -> Graph:
     """The graph to run: the bundle's, else the model's, fused only where kernels are rendered for it."""
     from flintc.bundle import check_same_model
 
-    fused = run_passes(model, weights, stop_after="baseline" if backend == "reference" else None).graph
+    graph = _unfused(model, weights) if backend == "reference" else run_passes(model, weights).graph
     if bundle is None:
-        return fused
-    check_same_model(bundle, fused, weights)
+        return graph
+    check_same_model(bundle, graph, weights)
     return bundle.plan.graph
 
 
@@ -348,7 +352,7 @@ def _gpu_bundle(bundle: Bundle | None, model: BoundModel, weights: Weights, prog
     assert target is not None
     if bundle is not None:
         bundle.for_target(target)
-        check_same_model(bundle, run_passes(model, weights, stop_after="baseline").graph, weights)
+        check_same_model(bundle, _unfused(model, weights), weights)
         return bundle
     folder = cache_root() / "bundles" / _bundle_key(model, weights, target)
     try:

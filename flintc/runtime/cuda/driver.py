@@ -6,9 +6,7 @@ makes dependent launch possible, so launches go through ``cuLaunchKernelEx``.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,21 +28,6 @@ def load_driver() -> Any:
             "the cuda backend needs the package cuda-bindings", remedy="pip install 'flintc[cuda]'"
         ) from error
     return driver
-
-
-def begin_context() -> None:
-    """Start to create the first GPU's context in the background: half a second in which other things can be read.
-
-    Silent where it fails: whoever needs the context will be told why there is none.
-    """
-
-    def create() -> None:
-        with contextlib.suppress(Exception):
-            driver = load_driver()
-            check(driver.cuInit(0))
-            check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))
-
-    threading.Thread(target=create, daemon=True).start()
 
 
 def check(result: tuple[Any, ...]) -> Any:
