@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flintc.codegen.interpret import load_interpreted
 from flintc.ir.graph import Graph, Launch
-from flintc.ir.plan import Arg, CompiledKernel, Plan, PlannedLaunch
+from flintc.ir.plan import Arg, CompiledKernel, Kernel, Plan, PlannedLaunch
 from flintc.ir.types import resolve
 from flintc.reference import Nvfp4, run_launch
 from flintc.runtime.values import TORCH_DTYPES
@@ -61,10 +61,10 @@ class _KernelRunner:
         pointers = {**values, **self._written(launch, values), **made}
         arguments = [self._argument(arg, pointers, env) for arg in planned.args]
         x, y, z = (resolve(d, env) for d in planned.grid)
-        self.call(planned, (x, y, z), arguments)
+        self.call(self.plan.kernel_for(planned, env["B"]), (x, y, z), arguments)
         return made
 
-    def call(self, planned: PlannedLaunch, grid: tuple[int, int, int], arguments: Sequence[Tensor | int]) -> None:
+    def call(self, kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[Tensor | int]) -> None:
         """Run the kernel."""
         raise NotImplementedError
 
@@ -108,9 +108,9 @@ class InterpretRunner(_KernelRunner):
         super().__init__(plan, "cpu")
         self._kernels = {name: load_interpreted(kernel) for name, kernel in plan.kernels.items()}
 
-    def call(self, planned: PlannedLaunch, grid: tuple[int, int, int], arguments: Sequence[Tensor | int]) -> None:
+    def call(self, kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[Tensor | int]) -> None:
         """See :class:`_KernelRunner`."""
-        self._kernels[planned.kernel](grid, arguments)
+        self._kernels[kernel.name](grid, arguments)
 
 
 class CudaRunner(_KernelRunner):
@@ -125,13 +125,12 @@ class CudaRunner(_KernelRunner):
         torch.zeros(1, device="cuda")  # the driver calls below need torch's context
         self._kernels = {name: load_kernel(kernel, compiled[name]) for name, kernel in plan.kernels.items()}
 
-    def call(self, planned: PlannedLaunch, grid: tuple[int, int, int], arguments: Sequence[Tensor | int]) -> None:
+    def call(self, kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[Tensor | int]) -> None:
         """See :class:`_KernelRunner`."""
         from flintc.runtime.cuda.driver import PreparedLaunch
 
-        kernel = self.plan.kernels[planned.kernel]
         addresses: list[Any] = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
         types = [p.type for p in kernel.params]
-        launch = PreparedLaunch(self._kernels[planned.kernel], grid, types, addresses, dependent=False)
+        launch = PreparedLaunch(self._kernels[kernel.name], grid, types, addresses, dependent=False)
         launch(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()

@@ -114,14 +114,15 @@ def _kernels(
     graph = bench.plan.graph
     rows = []
     for planned, launch in zip(bench.plan.launches, graph.launches, strict=True):
-        us = times.pop(planned.kernel, None)
+        kernel = bench.plan.kernel_for(planned, bench.batch).name
+        us = times.pop(kernel, None)
         if us is None:
             continue
         cost, chained = launch_cost(graph, launch, env), alone[planned.kernel]
         programs = math.prod(resolve(d, {**bench.symbols, "B": bench.batch}) for d in planned.grid)
         rows.append(KernelTime(
             planned.kernel, len(us), sum(us), chained, cost.bytes / 1e6, cost.bytes / (chained * 1e-6) / ceiling,
-            programs, bench.step.kernels[planned.kernel].resident, cost.redundancy,
+            programs, bench.step.kernels[kernel].resident, cost.redundancy,
         ))  # fmt: skip
     return tuple(sorted(rows, key=lambda k: -k.launches * k.alone_us))
 

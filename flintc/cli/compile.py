@@ -80,7 +80,8 @@ def _show(bundle: Bundle) -> None:
     table.add_column("kernel", no_wrap=True)
     for heading in ("target", "uses", "warps", "regs", "smem", "spill"):
         table.add_column(heading, justify="right")
-    uses = Counter(launch.kernel for launch in bundle.plan.launches)
+    kernels = [bundle.plan.kernels[launch.kernel] for launch in bundle.plan.launches]
+    uses = Counter(name for k in kernels for name in (k.name, k.several) if name is not None)
     if bundle.plan.general is not None:
         uses.update(kernel for routine in bundle.plan.general.routines for kernel in routine.kernels.values())
     for k in bundle.manifest.kernels:

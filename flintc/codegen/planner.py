@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from flintc.codegen.effects import effects_of
@@ -22,8 +23,7 @@ def plan(graph: Graph) -> Plan:
     passed: set[str] = set()
     for launch in graph.launches:
         selection = select(graph, launch)
-        structure = (selection.structure, launch.dependent and launch.dependent.trigger)
-        kernel = kernels.keep(structure, selection.name, partial(_kernel, graph, launch, selection))
+        kernel = _keep(kernels, graph, launch, selection)
         launches.append(PlannedLaunch(launch.name, kernel, selection.grid, selection.args))
         scratch.update((s.name, s) for s in selection.scratch)
         passed.update(a.ref for a in selection.args if a.kind == "value")
@@ -39,12 +39,23 @@ def select(graph: Graph, launch: Launch) -> Selection:
     return selector(graph, launch)
 
 
-def _kernel(graph: Graph, launch: Launch, selection: Selection, name: str) -> Kernel:
+def _keep(kernels: KernelTable, graph: Graph, launch: Launch, selection: Selection) -> str:
+    """Name of the kernel that serves ``launch``; one for steps of several rows is kept with it, where there is one."""
+    structure = (selection.structure, launch.dependent and launch.dependent.trigger)
+    several = None
+    if selection.several_registers is not None:
+        other = replace(selection, max_registers=selection.several_registers)
+        name = f"{selection.name}_several"
+        several = kernels.keep((structure, "several"), name, partial(_kernel, graph, launch, other, None))
+    return kernels.keep(structure, selection.name, partial(_kernel, graph, launch, selection, several))
+
+
+def _kernel(graph: Graph, launch: Launch, selection: Selection, several: str | None, name: str) -> Kernel:
     source = render(graph, launch, selection, name)
     return Kernel(
         name, source, selection.params, dict(selection.constants),
         selection.num_warps, selection.num_stages, launch.dependent is not None, selection.max_registers,
-        effects_of(source, name, selection.params, selection.constants),
+        effects_of(source, name, selection.params, selection.constants), several,
     )  # fmt: skip
 
 

@@ -20,11 +20,13 @@ _FILE = "schedules/sm_90.yaml"
 class Schedule:
     """What a kernel's layout is told; None leaves it to the rules of its family.
 
-    warps: of a program. registers: most of a thread, 0 for no limit.
+    warps: of a program. registers: most of a thread, 0 for no limit. several: the same in steps of more than one row,
+    whose programs are many: there it may count more how many fit a multiprocessor.
     """
 
     warps: int | None = None
     registers: int | None = None
+    several: int | None = None
 
 
 _TRIED: ContextVar[Schedule | None] = ContextVar("tried", default=None)
@@ -43,7 +45,7 @@ def schedule_of(kernel: str) -> Schedule:
     if tried is not None:
         return tried
     entry = stored().get(kernel, {})
-    return Schedule(entry.get("warps"), entry.get("registers"))
+    return Schedule(entry.get("warps"), entry.get("registers"), entry.get("several"))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from flintc.codegen.schedule import schedule_of
 from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.plan import Arg, Kernel, Param, ParamType, Scratch
 from flintc.ir.types import Dim, DType, TensorType
@@ -35,13 +36,15 @@ class Selection:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int = 0
+    #: Register budget in steps of several rows, where it is another.
+    several_registers: int | None = None
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What makes a kernel the same as another one's; hashable."""
         return (
             self.name, self.template, tuple(self.blocks.items()), self.params, tuple(self.constants.items()),
-            self.num_warps, self.num_stages, self.max_registers,
+            self.num_warps, self.num_stages, self.max_registers, self.several_registers,
         )  # fmt: skip
 
 
@@ -124,7 +127,7 @@ class Signature:
         """The finished selection."""
         return Selection(
             name, template, doc, blocks or {}, tuple(self.params), tuple(self.args), constants, grid,
-            tuple(self.scratches), num_warps, num_stages, max_registers,
+            tuple(self.scratches), num_warps, num_stages, max_registers, schedule_of(name).several,
         )  # fmt: skip
 
 

@@ -57,6 +57,8 @@ class Kernel:
     ``constants`` are bound at compile time; ``waits`` says that the kernel executes ``griddepcontrol.wait`` and
     must be launched with the programmatic-stream-serialization attribute. ``max_registers`` is the budget of registers
     per thread that the compiler schedules for; 0 leaves it to the compiler, which may then delay loads to save some.
+    ``several`` names the kernel that runs in its place in steps of more than one row: the same text under another
+    budget, hence the same bits.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Kernel:
     waits: bool
     max_registers: int = 0
     paths: tuple[Path, ...] = ()
+    several: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,11 @@ class Plan:
     scratch: Mapping[str, Scratch]
     sampler: Sampler | None = None
     general: General | None = None
+
+    def kernel_for(self, launch: PlannedLaunch, rows: int) -> Kernel:
+        """What runs ``launch`` in a step of ``rows`` rows."""
+        kernel = self.kernels[launch.kernel]
+        return self.kernels[kernel.several] if rows > 1 and kernel.several is not None else kernel
 
     @property
     def all_kernels(self) -> Mapping[str, Kernel]:

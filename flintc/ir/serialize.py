@@ -265,6 +265,7 @@ def _kernel_to_json(kernel: Kernel) -> Json:
         "waits": kernel.waits,
         "max_registers": kernel.max_registers,
         "paths": [[_effect_to_json(e) for e in path] for path in kernel.paths],
+        **_given(several=kernel.several),
     }
 
 
@@ -344,7 +345,7 @@ def _routine(at: Cursor, graph: Graph, kernels: Mapping[str, Kernel]) -> Routine
 
 
 def _kernel(at: Cursor) -> Kernel:
-    at.record(_KERNEL)
+    at.record(_KERNEL, frozenset({"several"}))
     params = tuple(_named(at["params"], _param, "parameter").values())
     constants = {}
     for name, value in at["constants"].members():
@@ -356,7 +357,10 @@ def _kernel(at: Cursor) -> Kernel:
     registers = at["max_registers"].whole()
     names = frozenset(p.name for p in params)
     paths = tuple(tuple(_effect(e, names) for e in path) for path in at["paths"])
-    return Kernel(at["name"].text(), at["source"].text(), params, constants, warps, stages, waits, registers, paths)
+    return Kernel(
+        at["name"].text(), at["source"].text(), params, constants, warps, stages, waits, registers, paths,
+        _maybe_text(at.get("several")),
+    )  # fmt: skip
 
 
 def _effect(at: Cursor, params: frozenset[str]) -> Effect:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 from flintc.ir.graph import Graph
 from flintc.ir.ops import OPS
-from flintc.ir.plan import Effect, Path, Plan, PlannedLaunch
+from flintc.ir.plan import Effect, Kernel, Path, Plan, PlannedLaunch
 from flintc.safety.access import Access, BoundLaunch
 from flintc.safety.hazard import Hazard
 
@@ -32,12 +33,24 @@ def _fit(plan: Plan, launch: PlannedLaunch) -> Iterator[Hazard]:
         return
     if not kernel.paths:
         yield Hazard("launches", launch.name, "", "", f"kernel {kernel.name} does not state its effects")
+    if kernel.several is not None and not _alike(kernel, plan.kernels.get(kernel.several)):
+        message = f"kernel {kernel.several} is to run in place of {kernel.name}, and is not the same"
+        yield Hazard("launches", launch.name, "", "", message)
     kinds = {p.name: a.kind for p, a in zip(kernel.params, launch.args, strict=True)}
     followed = {p for path in kernel.paths for e in path for p in (e.param, *e.last, *e.guards) if p}
     for param in sorted(followed):
         if kinds.get(param, "symbol") == "symbol":
             message = f"kernel {kernel.name} follows {param}, which is no pointer"
             yield Hazard("launches", launch.name, "", "", message)
+
+
+def _alike(kernel: Kernel, other: Kernel | None) -> bool:
+    """Whether ``other`` is ``kernel`` but for its name and registers, so that what is proved of one holds of both."""
+    if other is None:
+        return False
+    source = kernel.source.replace(f"def {kernel.name}(", f"def {other.name}(")
+    expected = replace(kernel, name=other.name, source=source, max_registers=other.max_registers, several=None)
+    return other == expected
 
 
 def _homes(plan: Plan) -> Iterator[Hazard]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ from flintc.codegen.cache import package_digest
 from flintc.codegen.planner import plan
 from flintc.codegen.schedule import Schedule, schedule_of, stored, trying
 from flintc.errors import BackendError, UsageError
+from flintc.ir.serialize import plan_from_json, plan_to_json
+from flintc.safety import find_hazards
 from flintc.spec import bind_defaults, load_spec
 
 
-def tuned(*trials: tuple[str, float, float]) -> Tuned:
-    rules, *others = (Trial(*t) for t in trials)
+def tuned(*trials: tuple[str, float, float], warps: dict[str, int] | None = None) -> Tuned:
+    """Of 8 warps where ``warps`` says nothing else, and of the registers 100, 101, ... in order."""
+    rules, *others = (Trial(n, (warps or {}).get(n, 8), 100 + i, *us) for i, (n, *us) in enumerate(trials))
     return Tuned("qkv_5120x2048", rules, tuple(others))
 
 
@@ -31,7 +35,56 @@ def test_noise_changes_nothing() -> None:
 
 
 def test_eight_rows_may_not_pay_for_one() -> None:
-    assert tuned(("rules", 8.0, 9.0), ("a", 5.0, 12.0)).best.candidate == "rules"
+    assert tuned(("rules", 8.0, 9.0), ("a", 5.0, 12.0), warps={"a": 4}).best.candidate == "rules"
+
+
+def test_eight_rows_have_a_budget_of_their_own() -> None:
+    """Where as many warps give the same bits."""
+    found = tuned(("rules", 8.0, 9.0), ("a", 5.0, 12.0), ("b", 9.0, 6.0))
+    assert (found.best.candidate, found.best_of_eight.candidate) == ("a", "b")
+    found = tuned(("rules", 8.0, 9.0), ("a", 5.0, 9.0), ("b", 9.0, 6.0), warps={"a": 4})
+    assert (found.best.candidate, found.best_of_eight.candidate) == ("a", "a")
+    assert tuned(("rules", 8.0, 9.0), ("a", 8.0, 8.9)).best_of_eight.candidate == "rules"
+
+
+def test_entries_say_what_differs_from_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    same = tuned(("rules", 8.0, 9.0), ("a", 8.0, 9.0))
+    eight = tuned(("rules", 8.0, 9.0), ("a", 9.0, 6.0))
+    one = tuned(("rules", 8.0, 9.0), ("a", 5.0, 9.0), warps={"a": 4})
+    both = tuned(("rules", 8.0, 9.0), ("a", 5.0, 12.0))
+    figures = {"measured", "us", "rules_us"}
+    assert tune.entries((same,)) == {}
+    assert entry_of(eight, figures) == {"several": 101, "us_of_eight": 6.0, "rules_us_of_eight": 9.0}
+    assert entry_of(one, figures) == {"warps": 4, "registers": 101}
+    assert entry_of(both, figures) == {
+        "warps": 8, "registers": 101, "several": 100, "us_of_eight": 9.0, "rules_us_of_eight": 9.0
+    }  # fmt: skip
+
+
+def entry_of(found: Tuned, without: set[str]) -> dict[str, object]:
+    (entry,) = tune.entries((found,)).values()
+    return {name: value for name, value in entry.items() if name not in without}
+
+
+def test_a_kernel_for_several_rows_is_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = pipeline("tiny-flint").graph
+    ruled = plan(graph)
+    name = next(n for n in ruled.kernels if n.startswith("expert_down_"))
+    monkeypatch.setattr("flintc.codegen.schedule.stored", lambda: {name: {"several": 96}})
+    told = plan(graph)
+    several = told.kernels[f"{name}_several"]
+    assert told.kernels[name] == replace(ruled.kernels[name], several=several.name)
+    assert (several.max_registers, several.several) == (96, None)
+    launch = next(x for x in told.launches if x.kernel == name)
+    assert [told.kernel_for(launch, rows).name for rows in (1, 2, 8)] == [name, several.name, several.name]
+    assert find_hazards(told) == []
+    other = replace(several, source=several.source.replace("wait_for_producers()", "pass"))
+    for wrong in ({**told.kernels, several.name: other}, {n: k for n, k in told.kernels.items() if k is not several}):
+        assert {h.message for h in find_hazards(replace(told, kernels=wrong))} == {
+            f"kernel {several.name} is to run in place of {name}, and is not the same"
+        }
+    assert plan_from_json(plan_to_json(told)) == told
 
 
 def test_a_kernel_is_laid_out_as_it_is_told() -> None:
@@ -49,8 +102,11 @@ def test_entries_name_kernels_of_flint() -> None:
     kernels = {k for w in ("bf16", "nvfp4") for k in plan(pipeline("flint", w).graph).kernels}
     assert set(stored()) <= kernels
     for name, entry in stored().items():
-        assert schedule_of(name) == Schedule(entry["warps"], entry["registers"])
-        assert entry["us"] < entry["rules_us"]
+        told = schedule_of(name)
+        assert told == Schedule(entry.get("warps"), entry.get("registers"), entry.get("several"))
+        assert told != Schedule()
+        assert (entry["us"] < entry["rules_us"]) == (told.warps is not None or told.registers is not None)
+        assert told.several is None or entry["us_of_eight"] < entry["rules_us_of_eight"]
         assert entry["measured"]
 
 

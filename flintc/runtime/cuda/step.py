@@ -99,10 +99,10 @@ class DeviceStep:
         return names + [launch.name for launch in self.plan.sampler.launches]
 
     def _prepare(self, launch: PlannedLaunch, env: Mapping[str, int]) -> PreparedLaunch:
-        kernel = self.plan.kernels[launch.kernel]
+        kernel = self.plan.kernel_for(launch, env["B"])
         x, y, z = (resolve(d, env) for d in launch.grid)
         return PreparedLaunch(
-            self.kernels[launch.kernel],
+            self.kernels[kernel.name],
             (x, y, z),
             [p.type for p in kernel.params],
             [self._argument(a, env) for a in launch.args],
