@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from flintc import api
@@ -17,10 +21,10 @@ from flintc.bench.forward import ForwardBench
 from flintc.bench.timing import Timing
 from flintc.bundle import Bundle, load_bundle
 from flintc.errors import BackendError, UsageError, VerificationError
-from flintc.reference.nvfp4 import Nvfp4
 from flintc.spec import BoundModel
 
 Progress = Callable[[int, int, str], None]
+T = TypeVar("T")
 #: Steps of random tokens whose logits are compared between prefixes.
 COMPARED = 32
 
@@ -48,10 +52,10 @@ def measure_prefixes(
 ) -> tuple[float, dict[str, Measured]]:
     """Run each step of ``ablation`` with synthetic weights; returns the read ceiling in bytes/s, and figures by step.
 
-    Weights, caches and inputs are made once and shared. All prefixes are timed before any is profiled: a process that
-    the profiler has looked at has 0.4 us more between any two launches from then on. bundles: a folder of bundles made
-    ahead, one per prefix, found by their pipeline; what is not there is compiled here. VerificationError where the
-    profiler counts other launches than the plan. BackendError without a GPU.
+    Each prefix has a process of its own, and in it the same weights, caches and inputs, drawn from one seed: of several
+    bundles that one process runs, the first has 0.2 us less between any two launches than the others. bundles: a folder
+    of bundles made ahead, one per prefix, found by their pipeline; what is not there is compiled here.
+    VerificationError where the profiler counts other launches than the plan. BackendError without a GPU.
     """
     target = api.gpu_target()
     if target is None:
@@ -59,45 +63,51 @@ def measure_prefixes(
     names = [step.name for step in ablation.steps]
     ahead = _find_bundles(bundles)
     built = {name: _bundle(model, ablation, names[1 : done + 1], ahead, target) for done, name in enumerate(names)}
-    run = _Run(target, ablation.context, ablation.batch, rope_base(model))
     ceiling = read_ceiling()
-    timed: dict[str, tuple[Timing, float]] = {}
-    for done, name in enumerate(names):
-        if progress is not None:
-            progress(done, len(names), name)
-        timed[name] = run.time(built[name], repeats)
+    torch.cuda.empty_cache()  # the other processes need the memory
+    baseline: Tensor | None = None
     found: dict[str, Measured] = {}
-    for step, (name, (timing, divergence)) in zip(ablation.steps, timed.items(), strict=True):
-        launches = run.bench(built[name]).profiled_launches("body")
+    for done, step in enumerate(ablation.steps):
+        if progress is not None:
+            progress(done, len(names), step.name)
+        run = _Run(built[step.name], target, ablation.context, ablation.batch, rope_base(model), repeats)
+        timing, logits, launches = alone(run)
+        baseline = logits if baseline is None else baseline
         if launches != step.launches:
-            raise VerificationError(f"{name}: the profiler counts {launches} launches, the plan has {step.launches}")
-        found[name] = Measured(timing.median / 1e3, timing.percentile(99) / 1e3, launches, divergence)
+            raise VerificationError(
+                f"{step.name}: the profiler counts {launches} launches, the plan has {step.launches}"
+            )
+        divergence = float(kl(baseline, logits).mean())
+        found[step.name] = Measured(timing.median / 1e3, timing.percentile(99) / 1e3, launches, divergence)
     return ceiling, found
 
 
-@dataclass
-class _Run:
-    """Prefixes of one model on the same weights, caches and inputs."""
+def alone(run: Callable[[], T]) -> T:
+    """What ``run`` returns, or the error it raises, in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(run).result()
 
+
+@dataclass(frozen=True)
+class _Run:
+    """One prefix on synthetic weights."""
+
+    bundle: Bundle
     target: str
     context: int
     batch: int
     theta: float
-    given: Mapping[str, Tensor | Nvfp4] | None = None
-    baseline: Tensor | None = None
+    repeats: int
 
-    def bench(self, bundle: Bundle) -> ForwardBench:
-        compiled = bundle.for_target(self.target)
-        bench = ForwardBench(bundle.plan, compiled, self.context, self.batch, self.theta, given=self.given)
-        self.given = bench.tensors
-        return bench
+    def __call__(self) -> tuple[Timing, Tensor, int]:
+        """Times of a forward without the head; logits of COMPARED steps; launches by the profiler, which comes last.
 
-    def time(self, bundle: Bundle, repeats: int) -> tuple[Timing, float]:
-        """Times of a forward without the head, and the mean KL from the first prefix that was timed."""
-        bench = self.bench(bundle)
-        logits = bench.logits(COMPARED)
-        self.baseline = logits if self.baseline is None else self.baseline
-        return bench.time(repeats, "body"), float(kl(self.baseline, logits).mean())
+        A process that the profiler has looked at has 0.4 us more between any two launches from then on.
+        """
+        compiled = self.bundle.for_target(self.target)
+        bench = ForwardBench(self.bundle.plan, compiled, self.context, self.batch, self.theta)
+        timing = bench.time(self.repeats, "body")
+        return timing, bench.logits(COMPARED).cpu(), bench.profiled_launches("body")
 
 
 def with_measurements(ablation: Ablation, ceiling: float, found: Mapping[str, Measured]) -> Ablation:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flintc import api
 from flintc.bench import tune
+from flintc.bench.ablation import ablate
+from flintc.bench.prefixes import measure_prefixes
 from flintc.bench.step_report import measure_step
 from flintc.bundle import load_bundle
 from flintc.codegen.schedule import Schedule
@@ -42,3 +45,17 @@ def test_tuning_times_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = tune.tune(bind_defaults(load_spec("tiny-flint")), "bf16", 512)
     assert {t.kernel.split("_")[0] for t in tuned} == {"qkv", "linear", "gate", "expert"}
     assert all(0 < trial.us < 1000 for t in tuned for trial in (t.rules, *t.trials))
+
+
+def test_prefixes_are_measured_each_by_itself() -> None:
+    """Two of them: what is unfused, and what the first pass makes of it."""
+    model = bind_defaults(load_spec("tiny-flint"))
+    whole = ablate(api.run_passes(model, "nvfp4"), context=512)
+    first = replace(whole, steps=whole.steps[:2])
+    ceiling, found = measure_prefixes(model, first, repeats=10)
+    assert ceiling > 1e12
+    assert [(name, m.launches) for name, m in found.items()] == [(s.name, s.launches) for s in first.steps]
+    assert all(0 < m.seconds <= m.p99_seconds < 0.1 for m in found.values())
+    baseline, after = found.values()
+    assert baseline.kl_baseline == 0
+    assert 0 <= after.kl_baseline < 1e-3
