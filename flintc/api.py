@@ -177,9 +177,10 @@ def load(
     Raises CheckpointError, BundleError, BackendError, UsageError, CapacityError where the GPU's memory does not do,
     and TokenizerError for ``tokenizer``.
     """
-    from flintc.runtime.cuda.early import early_start
+    from flintc.runtime.early import early_start
 
-    with early_start(gpu=backend in (None, "cuda") and device in (None, "cuda")):
+    # A prepared copy is read in place of the checkpoint's own files.
+    with early_start(None if prepared else path, gpu=backend in (None, "cuda") and device in (None, "cuda")):
         built = open_bundle(bundle)  # ahead of what imports torch, to run beside what was begun
         from flintc.checkpoint import open_checkpoint
         from flintc.runtime.hub import find_checkpoint, find_companion

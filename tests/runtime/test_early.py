@@ -1,13 +1,17 @@
 """What a process begins before torch is imported."""
 
+import ctypes
 import gc
+import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from flintc.runtime.cuda.early import early_start
+from flintc.runtime.early import early_start, read_ahead
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-flint"
 
@@ -25,6 +29,43 @@ def test_garbage_is_collected_again_afterwards_if_it_was_before(collecting):
         (gc.enable if was else gc.disable)()
 
 
+def resident(path):
+    """Share of a file's pages that are in memory."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED) as pages:
+        count = -(-len(pages) // mmap.PAGESIZE)
+        told = (ctypes.c_ubyte * count)()
+        at = np.frombuffer(pages, np.uint8)
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        assert mincore(at.ctypes.data, len(pages), told) == 0
+        del at
+        return sum(page & 1 for page in told) / count
+
+
+@pytest.mark.parametrize("form", ["a file", "a folder"])
+def test_files_are_read_into_the_cache(form, tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(os.urandom(24 << 20))
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident(file) > 0.1:
+        pytest.skip("this file system keeps its files in memory")
+    read_ahead(file if form == "a file" else tmp_path)
+    assert resident(file) == 1
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    read_ahead(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["org/name", "/no/such/file.gguf"])
+def test_what_is_not_here_is_for_others_to_tell(what):
+    with early_start(what):
+        pass
+
+
 def fresh(code):
     """What ``code`` prints in a process of its own."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -34,7 +75,7 @@ def test_torch_is_whole_when_its_libraries_were_mapped_ahead():
     """And they were: they are in the process before torch is imported."""
     said = fresh(
         "import time\n"
-        "from flintc.runtime.cuda.early import early_start\n"
+        "from flintc.runtime.early import early_start\n"
         "def mapped(): return 'libtorch_cpu.so' in open('/proc/self/maps').read()\n"
         "with early_start(gpu=True):\n"
         "    end = time.monotonic() + 60\n"
