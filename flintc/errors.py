@@ -79,6 +79,12 @@ class CompileError(FlintcError):
     exit_code = 1
 
 
+class MeasurementError(FlintcError):
+    """A measurement in a process of its own failed, ended without a result, or took longer than it may."""
+
+    exit_code = 1
+
+
 class VerificationError(FlintcError):
     """A graph, plan or kernel breaks an invariant that flintc itself must keep."""
 

@@ -24,6 +24,20 @@ class Timing:
         return self.ms[min(len(self.ms) - 1, int(len(self.ms) * percent / 100))]
 
 
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """A decode step as it was measured.
+
+    ms: median. launches: kernels by the profiler. nbytes: read and written by them, None where not known. how: what
+    ran, in words.
+    """
+
+    ms: float
+    launches: int
+    nbytes: int | None
+    how: str
+
+
 def time_device(run: Callable[[], object], repeats: int, before: Callable[[int], object] | None = None) -> Timing:
     """Time ``repeats`` runs, each between its own events, after three that do not count.
 

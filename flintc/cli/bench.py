@@ -12,6 +12,7 @@ from flintc.cli.common import Debug, Json, SpecArgument, Weights, emit, progress
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
+    from flintc.bench.compare import Comparison, Row
     from flintc.bench.decode import DecodeReport
     from flintc.bench.prefill import PrefillReport
     from flintc.bench.step_report import StepReport
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     group.command("forward")(forward_command)
     group.command("prefill")(prefill_command)
     group.command("generate")(generate_command)
+    group.command("compare")(compare_command)
     app.add_typer(group, name="bench")
 
 
@@ -151,3 +153,62 @@ def _show_decode(found: DecodeReport) -> None:
         f"{found.wide_from} requests on. Sampled on the device, with the host a step ahead, by its clock.",
         highlight=False,
     )
+
+
+def compare_command(
+    spec: SpecArgument = "flint",
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Bundle with every pass (default: compiled here).")
+    ] = None,
+    baseline_bundle: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Bundle with no pass (default: compiled here).")
+    ] = None,
+    context: Annotated[int, typer.Option(min=1, help="Tokens in the cache before the step.")] = 100_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of transformers.")] = 5,
+    with_compile: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Also run transformers through torch.compile.")
+    ] = True,
+    compile_limit: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="How long the row of torch.compile may take.")
+    ] = 300.0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time one BF16 step of SPEC in transformers and in flintc, unfused and fused, with random weights on one GPU."""
+    from flintc.bench.compare import measure_comparison
+
+    limit = compile_limit if with_compile else None
+    with progress("measuring") as update:
+        found = measure_comparison(spec, bundle, baseline_bundle, context, repeats, limit, update)
+    emit(as_json, found.to_json(), lambda: show_comparison(found))
+
+
+def show_comparison(found: Comparison) -> None:
+    """The rows as a table, then what ran in each, or why it did not."""
+    table = Table("step", "ms", "launches", "GB/s", "% of ceiling", "times fused")
+    for row in found.rows:
+        table.add_row(row.name, *_compared(found, row))
+    stdout.print(table)
+    for row in found.rows:
+        how = f"not measured: {row.failure}" if row.figures is None else row.figures.how
+        stdout.print(f"{row.name}: {how}", markup=False, highlight=False)
+    versions = ", ".join(f"{name} {number}" for name, number in found.versions.items())
+    stdout.print(
+        f"{found.spec}, bf16, {found.context:,} tokens in the cache, batch 1, all layers and the final norm; read "
+        f"ceiling {found.ceiling / 1e12:.2f} TB/s on {found.gpu}; {versions}.",
+        highlight=False,
+    )
+
+
+def _compared(found: Comparison, row: Row) -> list[str]:
+    """Cells of a row after its name; a dash where there is no figure."""
+    if row.figures is None:
+        return ["-"] * 5
+    rate, share, ratio = found.rate(row), found.share(row), found.ratio(row)
+    return [
+        f"{row.figures.ms:.3f}",
+        f"{row.figures.launches:,}",
+        "-" if rate is None else f"{rate / 1e9:,.0f}",
+        "-" if share is None else f"{share:.0%}",
+        "-" if ratio is None else f"{ratio:.2f}",
+    ]

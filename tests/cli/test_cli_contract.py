@@ -34,7 +34,8 @@ COMMANDS = list(leaves(get_command(cli.build_app())))
 
 def test_the_commands_of_the_contract() -> None:
     promised = ["compile", "show", "ablate", "generate", "verify", "synth", "convert", "tune", "demo", "env"]
-    assert {(name,) for name in promised} | {("bench", x) for x in ("forward", "prefill", "generate")} == set(COMMANDS)
+    benches = [("bench", name) for name in ("forward", "prefill", "generate", "compare")]
+    assert {(name,) for name in promised} | {*benches} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -103,6 +104,9 @@ def test_json_is_one_object_and_nothing_else(
         (("ablate", "tiny-flint", "--context", "0"), "--context"),
         (("ablate", "tiny-flint", "--bundles", "{empty}"), "--measure synthetic runs, which is not asked for"),
         (("ablate", "tiny-flint", "--measure", "synthetic", "--batch", "9"), "steps of up to 8 rows"),
+        (("bench", "compare", "tiny-flnt"), "no spec file tiny-flnt (did you mean 'tiny-flint'?)"),
+        (("bench", "compare", "tiny-flint", "--context", "0"), "--context"),
+        (("bench", "compare", "tiny-flint", "--compile-limit", "0"), "--compile-limit"),
         (("verify", "{checkpoint}", "--run", "reference/1"), "are of --bisect, which is not asked for"),
         (("verify", "{checkpoint}", "--save-trace", "{empty}/x"), "are of --bisect, which is not asked for"),
         (("show", "flint", "--for", "{empty}"), "config.json: no such file"),
