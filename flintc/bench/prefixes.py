@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from flintc import api
 from flintc.bench.ablation import Ablation
+from flintc.bench.apart import run_apart
 from flintc.bench.built import rope_base
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.divergence import kl
@@ -24,7 +22,6 @@ from flintc.errors import BackendError, UsageError, VerificationError
 from flintc.spec import BoundModel
 
 Progress = Callable[[int, int, str], None]
-T = TypeVar("T")
 #: Steps of random tokens whose logits are compared between prefixes.
 COMPARED = 32
 
@@ -70,8 +67,8 @@ def measure_prefixes(
     for done, step in enumerate(ablation.steps):
         if progress is not None:
             progress(done, len(names), step.name)
-        run = _Run(built[step.name], target, ablation.context, ablation.batch, rope_base(model), repeats)
-        timing, logits, launches = alone(run)
+        given = built[step.name], target, ablation.context, ablation.batch, rope_base(model), repeats
+        timing, logits, launches = run_apart(_measure, *given)
         baseline = logits if baseline is None else baseline
         if launches != step.launches:
             raise VerificationError(
@@ -82,32 +79,16 @@ def measure_prefixes(
     return ceiling, found
 
 
-def alone(run: Callable[[], T]) -> T:
-    """What ``run`` returns, or the error it raises, in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(run).result()
+def _measure(
+    bundle: Bundle, target: str, context: int, batch: int, theta: float, repeats: int
+) -> tuple[Timing, Tensor, int]:
+    """Times of a forward without the head; logits of COMPARED steps; launches by the profiler, which comes last.
 
-
-@dataclass(frozen=True)
-class _Run:
-    """One prefix on synthetic weights."""
-
-    bundle: Bundle
-    target: str
-    context: int
-    batch: int
-    theta: float
-    repeats: int
-
-    def __call__(self) -> tuple[Timing, Tensor, int]:
-        """Times of a forward without the head; logits of COMPARED steps; launches by the profiler, which comes last.
-
-        A process that the profiler has looked at has 0.4 us more between any two launches from then on.
-        """
-        compiled = self.bundle.for_target(self.target)
-        bench = ForwardBench(self.bundle.plan, compiled, self.context, self.batch, self.theta)
-        timing = bench.time(self.repeats, "body")
-        return timing, bench.logits(COMPARED).cpu(), bench.profiled_launches("body")
+    A process that the profiler has looked at has 0.4 us more between any two launches from then on.
+    """
+    bench = ForwardBench(bundle.plan, bundle.for_target(target), context, batch, theta)
+    timing = bench.time(repeats, "body")
+    return timing, bench.logits(COMPARED).cpu(), bench.profiled_launches("body")
 
 
 def with_measurements(ablation: Ablation, ceiling: float, found: Mapping[str, Measured]) -> Ablation:
