@@ -105,15 +105,16 @@ def run_plan(
             else:
                 args.append((scratch if arg.kind == "scratch" else tensors)[arg.ref])
         x, y, z = (resolve(d, env) for d in launch.grid)
-        load(planned.kernels[launch.kernel])((x, y, z), args)
+        load(planned.kernel_for(launch, env["B"]))((x, y, z), args)
         calls += 1
     return calls
 
 
 def only_kernel(graph: Graph) -> Kernel:
-    """The kernel of a graph of one launch."""
-    (kernel,) = plan(graph).kernels.values()
-    return kernel
+    """The kernel of a graph of one launch, at one row."""
+    made = plan(graph)
+    (launch,) = made.launches
+    return made.kernel_for(launch, 1)
 
 
 def shape_of(graph: Graph, name: str) -> Shape:

@@ -13,6 +13,7 @@ from flintc.codegen.aot import compile_kernels
 from flintc.codegen.planner import plan
 from flintc.codegen.sass import disassemble
 from flintc.ir.graph import Graph
+from flintc.ir.plan import CompiledKernel
 from flintc.ir.types import DType, resolve
 
 FLINT = Sizes(experts=256)
@@ -41,9 +42,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_machine_code_at_full_size(name: str, weights: DType, cache: Path) -> None:
     """No spills; weights in 16-byte loads, those known beforehand above the wait; the trigger first of all."""
-    kernel = only_kernel(chained(GRAPHS[name](weights), TILES.get(name, 16)))
-    assert kernel.constants.get("EVEN", True) and kernel.constants.get("SHARED_EVEN", True)
-    (compiled,) = compile_kernels([kernel], ["sm_90"], cache_dir=cache, jobs=1).values()
+    kernels = plan(chained(GRAPHS[name](weights), TILES.get(name, 16))).kernels.values()
+    for compiled in compile_kernels(kernels, ["sm_90"], cache_dir=cache, jobs=1).values():
+        check_machine_code(name, compiled)
+
+
+def check_machine_code(name: str, compiled: CompiledKernel) -> None:
     assert compiled.spills == 0
     code = disassemble(compiled.cubin)
     assert code.local_accesses == 0
@@ -55,6 +59,13 @@ def test_machine_code_at_full_size(name: str, weights: DType, cache: Path) -> No
     assert known >= 4 if name not in ("expert_linear", "expert_down") else known == 0
     if name != "route":
         assert code.count("HMMA") > 0
+
+
+@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_load_is_masked_at_full_size(name: str, weights: DType) -> None:
+    kernel = only_kernel(chained(GRAPHS[name](weights), TILES.get(name, 16)))
+    assert kernel.constants.get("EVEN", True) and kernel.constants.get("SHARED_EVEN", True)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
