@@ -38,7 +38,7 @@ def run_apart(call: Callable[..., T], *args: Any, limit: float | None = None) ->
     try:
         if not receiver.poll(limit):
             raise MeasurementError(f"not done after {limit:g} s")
-        failure, result = receiver.recv()
+        failure, result = pickle.loads(receiver.recv_bytes())
     except EOFError:
         process.join()
         raise MeasurementError(f"the process ended without a result, exit code {process.exitcode}") from None
@@ -58,9 +58,11 @@ def _serve(sender: Connection, call: Callable[..., object], args: tuple[Any, ...
     # Standard output belongs to the command's own answer.
     os.dup2(2, 1)
     try:
-        sender.send((None, call(*args)))
+        outcome = pickle.dumps((None, call(*args)))
     except Exception as error:
-        sender.send((_portable(error), None))
+        outcome = pickle.dumps((_portable(error), None))
+    # As bytes: what torch registers for a connection hands tensors over by asking this process for them, later.
+    sender.send_bytes(outcome)
 
 
 def _portable(error: Exception) -> FlintcError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import version
 from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
@@ -50,9 +49,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A kernel's trials; ``rules`` is what it takes by the rules."""
+    """A kernel's trials; ``rules`` is what it takes by the rules. triton: the version that compiled it."""
 
     kernel: str
+    triton: str
     rules: Trial
     trials: tuple[Trial, ...]
 
@@ -130,32 +130,39 @@ def tune(
         given = eight.tensors
         one = ForwardBench(bundle.plan, compiled, context, 1, theta, given=given)
         for kernel in dict.fromkeys(x.kernel for x in bundle.plan.launches):
-            if kernel.startswith(TUNED) and compiled[kernel].spills == 0 and _as_told(bundle, kernel, name):
+            trials = found.setdefault(kernel, {})
+            if kernel.startswith(TUNED) and compiled[kernel].spills == 0 and _is_new(bundle, kernel, name, trials):
                 laid = bundle.plan.kernels[kernel]
                 times = one.time_chain(kernel), eight.time_chain(kernel)
-                found.setdefault(kernel, {})[name] = Trial(name, laid.num_warps, laid.max_registers, *times)
+                trials[name] = Trial(name, laid.num_warps, laid.max_registers, *times)
+    triton = bundle.manifest.versions["triton"]
     return tuple(
-        Tuned(kernel, trials["rules"], tuple(t for n, t in trials.items() if n != "rules"))
+        Tuned(kernel, triton, trials["rules"], tuple(t for n, t in trials.items() if n != "rules"))
         for kernel, trials in found.items()
         if "rules" in trials
     )
 
 
-def _as_told(bundle: Bundle, kernel: str, candidate: str) -> bool:
-    """Whether the kernel has the candidate's warps: ``expert_down`` has a warp per product, whatever it is told."""
-    warps = CANDIDATES.get(candidate, Schedule()).warps
-    return warps is None or bundle.plan.kernels[kernel].num_warps == warps
+def _is_new(bundle: Bundle, kernel: str, candidate: str, trials: Mapping[str, Trial]) -> bool:
+    """Whether the kernel has the candidate's warps, and no trial before had its layout.
+
+    ``expert_down`` has a warp per product, whatever it is told; a candidate may be what the rules say anyway.
+    """
+    warps, laid = CANDIDATES.get(candidate, Schedule()).warps, bundle.plan.kernels[kernel]
+    tried = {(t.warps, t.registers) for t in trials.values()}
+    return warps in (None, laid.num_warps) and (laid.num_warps, laid.max_registers) not in tried
 
 
 def entries(tuned: tuple[Tuned, ...]) -> dict[str, dict[str, Any]]:
     """Entries of a schedule file for the kernels that gain, with the figures that chose them."""
-    measured = f"{date.today().isoformat()}, {torch.cuda.get_device_name()}, Triton {version('triton')}"
+    when = f"{date.today().isoformat()}, {torch.cuda.get_device_name()}"
     made: dict[str, dict[str, Any]] = {}
     for each in tuned:
         one, eight = each.best, each.best_of_eight
         if one is each.rules and eight is one:
             continue
-        entry = made[each.kernel] = {"us": round(one.us, 2), "rules_us": round(each.rules.us, 2), "measured": measured}
+        entry = made[each.kernel] = {"measured": f"{when}, Triton {each.triton}"}
+        entry |= {"us": round(one.us, 2), "rules_us": round(each.rules.us, 2)}
         if one is not each.rules:
             entry |= {"warps": one.warps, "registers": one.registers}
         if eight is not one:

@@ -8,6 +8,7 @@ import os
 import time
 
 import pytest
+import torch
 
 from flintc.bench.apart import failure_text, run_apart
 from flintc.errors import BackendError, MeasurementError, Place, SpecError
@@ -16,6 +17,11 @@ from flintc.errors import BackendError, MeasurementError, Place, SpecError
 def test_a_result_comes_back_from_another_process() -> None:
     assert run_apart(math.sqrt, 9.0) == 3.0
     assert run_apart(os.getpid) != os.getpid()
+
+
+def test_a_tensor_comes_back_whole() -> None:
+    """Although the process that made it has ended."""
+    assert torch.equal(run_apart(torch.arange, 100_000), torch.arange(100_000))
 
 
 def test_a_failure_is_one_line_with_its_traceback_beside() -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from graphs import pipeline
 
+from flintc import api
 from flintc.bench import tune
 from flintc.bench.tune import Trial, Tuned, read_entries, write_entries
 from flintc.codegen.cache import package_digest
@@ -23,11 +24,22 @@ from flintc.spec import bind_defaults, load_spec
 def tuned(*trials: tuple[str, float, float], warps: dict[str, int] | None = None) -> Tuned:
     """Of 8 warps where ``warps`` says nothing else, and of the registers 100, 101, ... in order."""
     rules, *others = (Trial(n, (warps or {}).get(n, 8), 100 + i, *us) for i, (n, *us) in enumerate(trials))
-    return Tuned("qkv_5120x2048", rules, tuple(others))
+    return Tuned("qkv_5120x2048", "3.7.1", rules, tuple(others))
 
 
 def test_the_quickest_wins() -> None:
     assert tuned(("rules", 8.0, 9.0), ("a", 7.0, 9.0), ("b", 6.0, 9.1)).best.candidate == "b"
+
+
+def test_a_layout_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that is what the rules say anyway would differ from them by noise alone."""
+    monkeypatch.setattr(tune, "CANDIDATES", {"w2r112": Schedule(2, 112), "w4r112": Schedule(4, 112)})
+    with trying(Schedule(2, 112)):
+        bundle = api.compile("tiny-flint", target="sm_90")
+    name = next(n for n in bundle.plan.kernels if n.startswith("qkv_"))
+    assert tune._is_new(bundle, name, "w2r112", {"rules": Trial("rules", 2, 128, 1.0, 1.0)})
+    assert not tune._is_new(bundle, name, "w2r112", {"rules": Trial("rules", 2, 112, 1.0, 1.0)})
+    assert not tune._is_new(bundle, name, "w4r112", {})
 
 
 def test_noise_changes_nothing() -> None:
@@ -64,6 +76,7 @@ def test_entries_say_what_differs_from_the_rules(monkeypatch: pytest.MonkeyPatch
 
 def entry_of(found: Tuned, without: set[str]) -> dict[str, object]:
     (entry,) = tune.entries((found,)).values()
+    assert entry["measured"].endswith(", a GPU, Triton 3.7.1")
     return {name: value for name, value in entry.items() if name not in without}
 
 

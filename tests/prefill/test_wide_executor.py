@@ -101,7 +101,7 @@ def made(monkeypatch):
     for module in ("executor", "wide"):
         monkeypatch.setattr(f"flintc.runtime.cuda.{module}.WIDTHS", WIDTHS)
     monkeypatch.setattr(executor, "FAST_ROWS", FAST[-1])
-    monkeypatch.setattr(executor, "WIDE_FROM", 3)
+    monkeypatch.setattr(executor, "wide_from", lambda graph: 3)
     monkeypatch.setattr(WideStep, "_capture", capture)
     plan = with_general(with_sampler(plan_of(graph_of(SPEC, "bf16"))))
     return CudaExecutor(plan, {}, *given(plan.graph), CONTEXT, SLOTS, FAST)

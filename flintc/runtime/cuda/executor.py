@@ -15,7 +15,7 @@ from flintc.runtime.cuda.capacity import free_bytes, pool_pages, symbols_of, wor
 from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Upload
-from flintc.runtime.cuda.wide import FAST_ROWS, WIDE_FROM, WIDTHS, WideStep, serves_wide, wide_bytes
+from flintc.runtime.cuda.wide import FAST_ROWS, WIDTHS, WideStep, serves_wide, wide_bytes, wide_from
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.prefill.launch import CudaLaunch
 from flintc.runtime.prefill.memory import chunk_bytes
@@ -79,7 +79,7 @@ class CudaExecutor:
         symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
         #: Rows of the widest step, 0 without wide steps; and requests under way from which on they are worth it.
         self.wide = min(slots, WIDTHS[-1]) if slots > FAST_ROWS and serves_wide(plan) else 0
-        self.wide_from = max(WIDE_FROM, self.rows + 1)
+        self.wide_from = max(wide_from(plan.graph), self.rows + 1)
         self._wide_bytes = wide_bytes(plan, symbols["S"]) if self.wide else 0
         if pages is None:
             workspace = workspace_bytes(plan, {**symbols, "B": self.rows}) + _chunk_bytes(plan, chunk, context)

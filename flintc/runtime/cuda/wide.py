@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flintc.errors import BackendError
+from flintc.ir.graph import Graph
 from flintc.ir.plan import Arg, Plan
 from flintc.ir.types import resolve
 from flintc.runtime.cuda.step import Part
@@ -27,8 +28,15 @@ from flintc.runtime.values import TORCH_DTYPES
 FAST_ROWS = 8
 #: Rows of the captured steps; fewer are padded up with rows of no sequence.
 WIDTHS = (16, 32, 64)
-#: Requests under way from which on a wide step makes more tokens a second than a full step of the fast path.
-WIDE_FROM = 24
+#: Requests under way from which on a wide step makes more tokens a second than a full step of the fast path, by the
+#: format of the weights: measured at 4,096 tokens on an H200 (docs/prefill.md).
+WIDE_FROM: Mapping[str, int] = {"bf16": 32, "nvfp4": 36}
+
+
+def wide_from(graph: Graph) -> int:
+    """See :data:`WIDE_FROM`, of the weights of ``graph``."""
+    packed = any(v.kind == "weight" and v.type.dtype == "nvfp4" for v in graph.values.values())
+    return WIDE_FROM["nvfp4" if packed else "bf16"]
 
 
 def serves_wide(plan: Plan) -> bool:
