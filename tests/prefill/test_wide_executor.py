@@ -13,7 +13,7 @@ from flintc.codegen.planner import plan as plan_of
 from flintc.codegen.sampler import with_sampler
 from flintc.errors import BackendError
 from flintc.ir.types import resolve
-from flintc.runtime.cuda import choice, executor
+from flintc.runtime.cuda import choice, executor, wide
 from flintc.runtime.cuda.executor import CudaExecutor
 from flintc.runtime.cuda.wide import WideStep, serves_wide, wide_bytes
 from flintc.runtime.executor import WideExecutor, forward
@@ -166,3 +166,9 @@ def test_no_more_slots_than_rows_no_wide_steps(made):
     assert made.memory["wide steps"] == wide_bytes(plan, 6) > 0
     for part in ("general", "sampler"):
         assert not serves_wide(replace(plan, **{part: None}))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
+def test_where_wide_steps_begin_goes_by_the_weights(weights):
+    assert wide.wide_from(graph_of(SPEC, weights)) == wide.WIDE_FROM[weights]
+    assert wide.FAST_ROWS < wide.WIDE_FROM[weights] <= wide.WIDTHS[-1]
