@@ -21,6 +21,42 @@ def _read(x_ptr, sums_ptr, BLOCK: tl.constexpr, STEPS: tl.constexpr):  # type: i
     tl.store(sums_ptr + program, tl.sum(total, 0))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _read_share(x_ptr, sums_ptr, share, BLOCK: tl.constexpr, AHEAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    program = tl.program_id(0)
+    x_ptr += program.to(tl.int64) * share
+    total = tl.zeros([BLOCK], tl.int32)
+    for begin in range(0, share, BLOCK * AHEAD):
+        for i in tl.static_range(AHEAD):
+            at = begin + i * BLOCK + tl.arange(0, BLOCK)
+            total ^= tl.load(x_ptr + at, mask=at < share, other=0)
+    tl.store(sums_ptr + program, tl.sum(total, 0))
+
+
+def read_launches(nbytes: int, launches: int, programs: int, device: str = "cuda") -> float:
+    """Microseconds of a launch that only reads ``nbytes``, shared by so many programs, in a CUDA graph of its kind.
+
+    Each launch reads memory of its own. They follow one another without dependent launch.
+    """
+    count = nbytes // 4
+    x = torch.randint(0, 2**31 - 1, (launches, count), dtype=torch.int32, device=device)
+    sums = torch.empty(programs, dtype=torch.int32, device=device)
+
+    def run() -> None:
+        for part in x:
+            _read_share[(programs,)](part, sums, count // programs, 1024, 8, num_warps=4)
+
+    run()  # compiled before it is captured
+    ms = []
+    for times in (1, 2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                run()
+        ms.append(median_ms(graph.replay, repeats=10))
+    return (ms[1] - ms[0]) * 1e3 / launches
+
+
 def read_ceiling(device: str = "cuda", nbytes: int = 1 << 32) -> float:
     """Bytes per second of a plain kernel that reads ``nbytes`` of random data once."""
     x = torch.randint(0, 2**31 - 1, (nbytes // 4,), dtype=torch.int32, device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from flintc.bench.synthetic import tensors
 from flintc.bench.timing import Timing, median_ms, time_device
 from flintc.ir.plan import Buffer, CompiledKernel, Plan
 from flintc.reference.nvfp4 import Nvfp4
+from flintc.runtime.cuda.driver import PreparedLaunch
 from flintc.runtime.cuda.step import DeviceStep, Part, captured
 from flintc.runtime.values import attention_chunk
 
@@ -115,18 +116,35 @@ class ForwardBench:
         """Graph replays of ``part`` of the step, other tokens each time."""
         return time_device(self.step.graph(self.batch, part).replay, repeats, self.set_rows)
 
-    def time_chain(self, kernel: str, repeats: int = 20) -> float:
+    def time_chain(self, kernel: str, repeats: int = 20, tokens: int | None = None) -> float:
         """Microseconds of one launch of ``kernel`` among its own: all the step's launches of it in a graph, in order.
 
-        Each has its own weights, and starts early as in the step. The medians of a graph with the chain once and of one
-        with the chain twice are subtracted, so that what it costs to start a graph is left out. Weights that fit the
-        L2 cache all together are read from there.
+        Each has its own weights, and starts early as in the step. tokens: of a sequence, in place of the context.
+        Weights that fit the L2 cache all together are read from there.
         """
         prepared = self._apart.launches(self.batch)
         chain = [p for p, planned in zip(prepared, self.plan.launches, strict=True) if planned.kernel == kernel]
+        return self._time_in_chain(chain, repeats, tokens) / len(chain)
+
+    def time_layers(self, layers: Sequence[int], times: int = 1, repeats: int = 20) -> float:
+        """Microseconds of a layer, in a chain of these layers one after the other, ``times`` over."""
+        names = {launch.name for n in layers for launch in self.plan.graph.layer_launches(n)}
+        prepared = self._apart.launches(self.batch)
+        chain = [p for p, planned in zip(prepared, self.plan.launches, strict=True) if planned.name in names]
+        return self._time_in_chain(chain * times, repeats) / (len(layers) * times)
+
+    def _time_in_chain(self, chain: Sequence[PreparedLaunch], repeats: int, tokens: int | None = None) -> float:
+        """Microseconds that ``chain`` takes where it follows itself.
+
+        The medians of a graph with the chain once and of one with the chain twice are subtracted, so that what it costs
+        to start a graph is left out.
+        """
+        step = self._apart
         self.set_rows(0)
-        once, twice = (median_ms(captured(chain * n, self._apart.device).replay, repeats) for n in (1, 2))
-        return (twice - once) * 1e3 / len(chain)
+        if tokens is not None:
+            self._input("positions")[: self.rows] = tokens - 1
+        once, twice = (median_ms(captured([*chain] * n, step.device).replay, repeats) for n in (1, 2))
+        return (twice - once) * 1e3
 
     def logits(self, steps: int) -> Tensor:
         """Logits of as many steps of other tokens: f32[steps * rows, vocab]."""

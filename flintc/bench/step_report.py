@@ -80,8 +80,8 @@ def measure_step(
     spec: str, weights: str, bundle: Path | None, context: int, batch: int, repeats: int, trace: Path | None
 ) -> StepReport:
     """Run and time a step of ``batch`` sequences of ``context`` tokens; BackendError without a GPU."""
-    target = gpu_here()
     model = bind_defaults(load_spec(spec))
+    target = gpu_here()
     built = bundle_for(model, weights, bundle, target)
     bench = ForwardBench(built.plan, built.for_target(target), context, batch, rope_base(model))
     ceiling = read_ceiling()

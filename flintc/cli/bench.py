@@ -14,6 +14,7 @@ from flintc.errors import UsageError
 if TYPE_CHECKING:
     from flintc.bench.compare import Comparison, Row
     from flintc.bench.decode import DecodeReport
+    from flintc.bench.limits import Limits
     from flintc.bench.prefill import PrefillReport
     from flintc.bench.step_report import StepReport
 
@@ -25,6 +26,7 @@ def register(app: typer.Typer) -> None:
     group.command("prefill")(prefill_command)
     group.command("generate")(generate_command)
     group.command("compare")(compare_command)
+    group.command("limits")(limits_command)
     app.add_typer(group, name="bench")
 
 
@@ -212,3 +214,36 @@ def _compared(found: Comparison, row: Row) -> list[str]:
         "-" if share is None else f"{share:.0%}",
         "-" if ratio is None else f"{ratio:.2f}",
     ]
+
+
+def limits_command(
+    spec: SpecArgument,
+    weights: Weights = "bf16",
+    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    context: Annotated[int, typer.Option(min=1, help="Tokens that the sequence holds.")] = 100_000,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Take a step of SPEC apart: long attention by tokens, layers whose weights are in L2, launches that only read."""
+    from flintc.bench.limits import measure_limits
+
+    with progress("measuring"):
+        found = measure_limits(spec, weights, bundle, context)
+    emit(as_json, found.to_json(), lambda: _show_limits(found))
+
+
+def _show_limits(found: Limits) -> None:
+    attention = Table("tokens", "long attention, us")
+    for tokens, us in found.attention.items():
+        attention.add_row(f"{tokens:,}", f"{us:.2f}")
+    stdout.print(attention)
+    reads = Table("programs", f"reading {found.read_bytes / 1e6:.1f} MB, us", "% of ceiling")
+    for programs, us in found.reads.items():
+        reads.add_row(f"{programs:,}", f"{us:.2f}", f"{found.read_bytes / us * 1e6 / found.ceiling:.0%}")
+    stdout.print(reads)
+    stdout.print(
+        f"A layer with experts: {found.layer:.2f} us in a chain of all of them; {found.layer_cached:.2f} where the "
+        f"same few come again, their weights in L2.\n{found.spec}, {found.weights}, {found.context:,} tokens, batch 1; "
+        f"read ceiling {found.ceiling / 1e12:.2f} TB/s on {found.gpu}.",
+        highlight=False,
+    )

@@ -34,7 +34,7 @@ COMMANDS = list(leaves(get_command(cli.build_app())))
 
 def test_the_commands_of_the_contract() -> None:
     promised = ["compile", "show", "ablate", "generate", "verify", "synth", "convert", "tune", "demo", "env"]
-    benches = [("bench", name) for name in ("forward", "prefill", "generate", "compare")]
+    benches = [("bench", name) for name in ("forward", "prefill", "generate", "compare", "limits")]
     assert {(name,) for name in promised} | {*benches} == set(COMMANDS)
 
 
@@ -106,6 +106,8 @@ def test_json_is_one_object_and_nothing_else(
         (("ablate", "tiny-flint", "--measure", "synthetic", "--batch", "9"), "steps of up to 8 rows"),
         (("bench", "compare", "tiny-flnt"), "no spec file tiny-flnt (did you mean 'tiny-flint'?)"),
         (("bench", "compare", "tiny-flint", "--context", "0"), "--context"),
+        (("bench", "limits", "tiny-flint", "--context", "0"), "--context"),
+        (("bench", "limits", "tiny-flnt"), "no spec file tiny-flnt"),
         (("bench", "compare", "tiny-flint", "--compile-limit", "0"), "--compile-limit"),
         (("verify", "{checkpoint}", "--run", "reference/1"), "are of --bisect, which is not asked for"),
         (("verify", "{checkpoint}", "--save-trace", "{empty}/x"), "are of --bisect, which is not asked for"),

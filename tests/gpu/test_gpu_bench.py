@@ -11,6 +11,7 @@ import pytest
 from flintc import api
 from flintc.bench import tune
 from flintc.bench.ablation import ablate
+from flintc.bench.limits import PROGRAMS, measure_limits
 from flintc.bench.prefixes import measure_prefixes
 from flintc.bench.step_report import measure_step
 from flintc.bundle import load_bundle
@@ -59,3 +60,11 @@ def test_prefixes_are_measured_each_by_itself() -> None:
     baseline, after = found.values()
     assert baseline.kl_baseline == 0
     assert 0 <= after.kl_baseline < 1e-3
+
+
+def test_a_step_is_taken_apart() -> None:
+    found = measure_limits("tiny-flint", "nvfp4", None, 400)
+    assert list(found.attention) == [1, 2, 16, 50, 100, 200, 300, 400]
+    assert all(0 < us < 1000 for us in found.attention.values())
+    assert 0 < found.layer < 1000 and 0 < found.layer_cached < 1000
+    assert list(found.reads) == list(PROGRAMS) and all(us > 0 for us in found.reads.values())
