@@ -23,8 +23,6 @@ from flintc.runtime.cuda.driver import check, load_driver
 
 #: Torch's own libraries, in the order in which they need each other.
 _LIBRARIES = ("libtorch_global_deps.so", "libtorch_cpu.so", "libtorch_cuda.so")
-
-
 #: Bytes of a file that the system is asked to read at a time: between two requests this thread takes Python's lock.
 _STRETCH = 64 << 20
 

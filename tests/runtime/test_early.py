@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import flintc
 from flintc.runtime.early import early_start, read_ahead
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-flint"
@@ -64,6 +65,31 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 def test_what_is_not_here_is_for_others_to_tell(what):
     with early_start(what):
         pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "weights", "gpu"),
+    [
+        ({}, "no/model", True),
+        ({"device": "cuda"}, "no/model", True),
+        ({"device": "cpu"}, "no/model", False),
+        ({"backend": "interpret"}, "no/model", False),
+        ({"numerics": "fp32"}, "no/model", False),
+        ({"prepared": True}, None, True),
+    ],
+    ids=str,
+)
+def test_a_load_begins_what_it_will_need(asked, weights, gpu, monkeypatch):
+    begun = []
+
+    def begin(*args, **kwargs):
+        begun.append((args, kwargs))
+        raise KeyError
+
+    monkeypatch.setattr("flintc.runtime.early.early_start", begin)
+    with pytest.raises(KeyError):
+        flintc.load("no/model", **asked)
+    assert begun == [((weights,), {"gpu": gpu})]
 
 
 def fresh(code):
