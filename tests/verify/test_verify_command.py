@@ -61,7 +61,8 @@ def test_figures_of_a_short_text(checkpoint: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--text", "no-such-file"], "no-such-file: not a text"),
+        (["--text", "no-such-file"], "no-such-file: cannot be read: No such file or directory\n"),
+        (["--text", str(FILE)], f"{FILE.name}: not a text in UTF-8: "),
         (["--bisect", "--run", "fortran/8"], "neither BACKEND"),
         (["--backend", "fortran", "--kernels", "reference", "--tokens", "20"], "unknown backend 'fortran'"),
     ],
@@ -137,6 +138,19 @@ def test_bisect_finds_the_layer_of_a_wrong_kernel(subject: Subject, trace: searc
     found = search.bisect(subject, trace, search.Run("interpret"), runner)
     assert found.found is not None and found.launch == "L2.attention" and found.layer == 2
     assert found.found.value == "L2.a" and found.found.wrong > 0 and found.launches == 3
+
+
+def test_a_trace_is_written_whole_or_not_at_all(
+    subject: Subject, trace: search.Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_halfway(tensors: object, path: Path, metadata: object) -> None:
+        path.write_text("a part")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(search, "save_file", stop_halfway)
+    with pytest.raises(OSError, match="disk full"):
+        search.save_trace(tmp_path / "trace", trace, subject.graph("baseline"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["cpu", "reference/3", "interpret@x/", ""])
