@@ -89,7 +89,7 @@ def test_json_is_one_object_and_nothing_else(
         (("abalte",), "No such command 'abalte'. Did you mean 'ablate'?"),
         (("show",), "Missing argument 'SPEC'"),
         (("show", "tiny-flint", "--fromat", "svg"), "--format"),
-        (("show", "tiny-flint", "--format", "pdf"), "'pdf' is not one of"),
+        (("show", "tiny-flint", "--format", "pdf"), "Invalid value for '--format': 'pdf' is not one of"),
         (("show", "tiny-flint", "--after", "residual-nrom"), "(did you mean 'residual-norm'?"),
         (("show", "tiny-flint", "--layer", "6"), "no layer 6 (its layers are 0 to 5)"),
         (("show", "tiny-flnt"), "no spec file tiny-flnt (did you mean 'tiny-flint'?)"),
