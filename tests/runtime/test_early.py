@@ -97,6 +97,19 @@ def fresh(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
+def test_a_process_may_end_at_once():
+    """Libraries that are half loaded when it ends would crash it."""
+    said = fresh(
+        "import sys\n"
+        "from flintc.runtime.early import early_start\n"
+        "try:\n"
+        "    with early_start(gpu=True): raise ValueError\n"
+        "except ValueError:\n"
+        "    print('libtorch_cpu.so' in open('/proc/self/maps').read(), 'torch' in sys.modules)\n"
+    )
+    assert said == ["True", "False"]
+
+
 def test_torch_is_whole_when_its_libraries_were_mapped_ahead():
     """And they were: they are in the process before torch is imported."""
     said = fresh(
