@@ -179,8 +179,9 @@ def load(
     """
     from flintc.runtime.early import early_start
 
+    gpu = backend in (None, "cuda") and device in (None, "cuda") and numerics != "fp32"
     # A prepared copy is read in place of the checkpoint's own files.
-    with early_start(None if prepared else path, gpu=backend in (None, "cuda") and device in (None, "cuda")):
+    with early_start(None if prepared else path, gpu=gpu):
         built = open_bundle(bundle)  # ahead of what imports torch, to run beside what was begun
         from flintc.checkpoint import open_checkpoint
         from flintc.runtime.hub import find_checkpoint, find_companion

@@ -166,7 +166,7 @@ def complete(graph: Graph, trace: Trace, device: str) -> dict[str, Tensor | Nvfp
 
 
 def save_trace(path: Path, trace: Trace, graph: Graph) -> None:
-    """One safetensors file: ``given/NAME`` and ``made/NAME``, the symbols in its metadata."""
+    """One safetensors file, whole or not at all: ``given/NAME`` and ``made/NAME``, the symbols in its metadata."""
     caches = set(first_versions(graph).values())
     kept = {v.name for v in graph.values.values() if v.kind == "input"} | caches
     given = {f"given/{n}": t for n, t in trace.inputs.values.items() if n in kept and isinstance(t, Tensor)}
@@ -174,8 +174,11 @@ def save_trace(path: Path, trace: Trace, graph: Graph) -> None:
     stored = {name: t.detach().cpu().contiguous().clone() for name, t in {**given, **made}.items()}
     temporary = path.with_name(f".{path.name}.part")
     metadata = {"env": json.dumps(trace.inputs.env), "run": trace.name, "graph": graph.name}
-    save_file(stored, temporary, metadata=metadata)
-    temporary.rename(path)
+    try:
+        save_file(stored, temporary, metadata=metadata)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_trace(path: Path, subject: Subject, device: str = "cpu") -> Trace:

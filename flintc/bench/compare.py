@@ -29,6 +29,8 @@ from flintc.spec import BoundModel, bind_defaults, load_spec
 #: Called with (rows done, rows in all, what is being done).
 Progress = Callable[[int, int, str], None]
 _WEIGHTS = "bf16"
+#: Seconds that the row of torch.compile may take where nothing else is said.
+COMPILE_LIMIT = 300.0
 EAGER, COMPILED = "transformers, eager", "transformers, torch.compile"
 UNFUSED, FUSED = "flintc, unfused", "flintc, fused"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +13,7 @@ from typing import Any
 import jinja2
 
 from flintc.bench.ablation import Ablation, estimate_note, redundancy_text
+from flintc.codegen.cache import write_atomically
 from flintc.ir.graph import Graph
 from flintc.ir.svg import to_svg
 from flintc.passes import PASSES, PipelineRun
@@ -48,16 +48,12 @@ class KindDifference:
 def write_report(path: Path, ablation: Ablation, run: PipelineRun) -> None:
     """Write the report to ``path``, its folder included; the file appears whole or not at all."""
     text = render_report(ablation, run)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, text.encode())
     except OSError as error:
         error.filename = str(path)  # what the user asked for, not the temporary file
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def render_report(ablation: Ablation, run: PipelineRun) -> str:

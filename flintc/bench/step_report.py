@@ -15,6 +15,7 @@ import torch
 from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.forward import Event, ForwardBench
+from flintc.codegen.cache import write_atomically
 from flintc.ir.cost import decode_env, graph_cost, launch_cost
 from flintc.ir.types import resolve
 from flintc.runtime.cuda.step import Part
@@ -79,7 +80,10 @@ class StepReport:
 def measure_step(
     spec: str, weights: str, bundle: Path | None, context: int, batch: int, repeats: int, trace: Path | None
 ) -> StepReport:
-    """Run and time a step of ``batch`` sequences of ``context`` tokens; BackendError without a GPU."""
+    """Run and time a step of ``batch`` sequences of ``context`` tokens; BackendError without a GPU.
+
+    repeats: graph replays. trace: a file for a Chrome trace of one step.
+    """
     model = bind_defaults(load_spec(spec))
     target = gpu_here()
     built = bundle_for(model, weights, bundle, target)
@@ -98,7 +102,7 @@ def measure_step(
     alone = {name: bench.time_chain(name) for name in dict.fromkeys(x.kernel for x in built.plan.launches)}
     events = bench.profile("logits")
     if trace is not None:
-        trace.write_text(json.dumps(_chrome(events)), encoding="utf-8")
+        write_atomically(trace, json.dumps(_chrome(events)).encode())
     return StepReport(
         graph.name, built.manifest.weights, context, batch, torch.cuda.get_device_name(), ceiling, len(events),
         bench.step.workspace_bytes, tuple(parts), _kernels(bench, events, alone, env, ceiling),

@@ -16,6 +16,7 @@ from flintc import api
 from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.forward import ForwardBench
 from flintc.bundle import Bundle
+from flintc.codegen.cache import write_atomically
 from flintc.codegen.schedule import Schedule, trying
 from flintc.errors import UsageError
 from flintc.reference.nvfp4 import Nvfp4
@@ -112,12 +113,14 @@ def tune(
     """Time every candidate, or those named, of every tuned kernel on this GPU, with synthetic weights.
 
     prepared: a folder that :func:`prepare` filled; what it lacks is compiled here. BackendError without a GPU,
-    UsageError where the folder holds other weights.
+    UsageError where there is no such folder, or it holds other weights.
     """
+    names = ["rules", *candidates_called(candidates)]
+    if prepared is not None and not prepared.is_dir():
+        raise UsageError(f"{prepared}: no such folder", remedy="`flintc tune --prepare` makes one")
     target = gpu_here("tuning")
     given: Mapping[str, torch.Tensor | Nvfp4] | None = None
     found: dict[str, dict[str, Trial]] = {}
-    names = ["rules", *candidates_called(candidates)]
     for done, name in enumerate(names):
         if progress is not None:
             progress(done, len(names), name)
@@ -172,9 +175,7 @@ def entries(tuned: tuple[Tuned, ...]) -> dict[str, dict[str, Any]]:
 
 
 def read_entries(path: Path) -> dict[str, Any]:
-    """The entries of a schedule file, none where there is no file; UsageError where it is none or has no folder."""
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}")
+    """The entries of a schedule file, none where there is no file; UsageError where it is none."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -185,8 +186,8 @@ def read_entries(path: Path) -> dict[str, Any]:
 
 
 def write_entries(path: Path, made: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a schedule file; what ``path`` says at its top, and its entries for other kernels, stay."""
+    """Write a schedule file, whole or not at all; what stands at its top, and its entries for other kernels, stay."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     top = "".join(takewhile(lambda line: line.startswith("#"), old.splitlines(keepends=True)))
     text = yaml.safe_dump({**read_entries(path), **made}, sort_keys=True, default_flow_style=None, width=120)
-    path.write_text(top + text, encoding="utf-8")
+    write_atomically(path, (top + text).encode())

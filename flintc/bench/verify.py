@@ -17,6 +17,7 @@ from flintc.bench.subject import Subject, default_backend, run_prompts
 from flintc.bench.tolerance import Difference, compare_value, roundings
 from flintc.errors import BackendError, UsageError
 from flintc.ir.graph import Graph, Launch
+from flintc.ir.plan import Plan
 from flintc.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -150,12 +151,23 @@ def check_kernels(
 ) -> list[KernelCheck]:
     """Run launches on the values that the reference gives them, and compare what they make.
 
-    One launch for each kernel, from the middle of the model; ``every``: all of them, the worst of each kernel.
+    One launch for each kernel, from the middle of the model; ``every``: all of them, the worst of each kernel. A kernel
+    that another one stands in for in steps of several rows is checked on the last row alone.
     """
-    graph = runner.graph
-    reference = ReferenceRunner(graph, runner.device)
+    found = _check_kernels(runner, inputs, (), every, progress)
+    alone, known = inputs.group(slice(-1, None)), [check.kernel for check in found]
+    return found + _check_kernels(runner, alone, known, every, progress)
+
+
+def _check_kernels(
+    runner: Runner, inputs: StepInputs, known: Sequence[str], every: bool, progress: Progress | None
+) -> list[KernelCheck]:
+    """Of the kernels that a step of ``inputs`` runs those that are not ``known``."""
+    shared = {name: uses for name, uses in kernels_of(runner, inputs.rows).items() if name not in known}
+    if not shared:
+        return []
+    reference = ReferenceRunner(runner.graph, runner.device)
     values: Values = {**inputs.values, **run_in_groups(reference, inputs, inputs.rows)}
-    shared = kernels_of(runner)
     chosen = [x for uses in shared.values() for x in (uses if every else [uses[len(uses) // 2]])]
     worst: dict[str, KernelCheck] = {}
     for done, launch in enumerate(chosen, 1):
@@ -169,10 +181,10 @@ def check_kernels(
     return list(worst.values())
 
 
-def kernels_of(runner: Runner) -> dict[str, list[Launch]]:
-    """Launches by the kernel that serves them; by role where there are no kernels."""
-    plan = getattr(runner, "plan", None)
-    served = {x.name: x.kernel for x in plan.launches} if plan is not None else {}
+def kernels_of(runner: Runner, rows: int = ROWS) -> dict[str, list[Launch]]:
+    """Launches by the kernel that serves them in a step of ``rows`` rows; by role where there are no kernels."""
+    plan: Plan | None = getattr(runner, "plan", None)
+    served = {x.name: plan.kernel_for(x, rows).name for x in plan.launches} if plan is not None else {}
     found: dict[str, list[Launch]] = {}
     for launch in runner.graph.launches:
         found.setdefault(served.get(launch.name, launch.role), []).append(launch)

@@ -72,9 +72,9 @@ def open_folder(path: Path) -> Iterator[Folder]:
             try:
                 handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=parent)
             except OSError as error:
-                where = path / name
+                where = "" if parent is None else f"{path / name}: "
                 raise BundleError(
-                    f"no bundle at {path}: {where}: {error.strerror}", remedy="flintc compile makes one"
+                    f"no bundle at {path}: {where}{error.strerror}", remedy="flintc compile makes one"
                 ) from error
             opened.callback(os.close, handle)
             return handle

@@ -82,8 +82,9 @@ def _run(argv: Sequence[str] | None) -> int:
     except FlintcError as error:
         return _fail(str(error), error.exit_code)
     except TyperException as error:
+        # What a validator says of itself ahead of what is wrong is no news to whoever typed the value.
+        message = error.format_message().replace(": Value error, ", ": ")
         # A group without a command has printed its help: its message is empty.
-        message = error.format_message()
         return _fail(message, BAD_INPUT) if message else BAD_INPUT
     except Abort:
         return _fail("interrupted", FAILED)

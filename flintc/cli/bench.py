@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flintc.cli.common import Debug, Json, SpecArgument, Weights, emit, progress, stdout
+from flintc.cli.common import Debug, Json, SpecArgument, Weights, check_folder, emit, progress, stdout
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def forward_command(
     """Time one forward step of SPEC with synthetic weights: in all, and per kernel as the profiler sees it."""
     from flintc.bench.step_report import measure_step
 
+    check_folder(trace)
     with progress("measuring"):
         found = measure_step(spec, weights, bundle, context, batch, repeats, trace)
     emit(as_json, found.to_json(), lambda: _show(found))
@@ -171,15 +172,18 @@ def compare_command(
         bool, typer.Option("--compile/--no-compile", help="Also run transformers through torch.compile.")
     ] = True,
     compile_limit: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="How long the row of torch.compile may take.")
-    ] = 300.0,
+        float | None,
+        typer.Option(min=1.0, metavar="SECONDS", help="How long the row of torch.compile may take (default: 300)."),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Time one BF16 step of SPEC in transformers and in flintc, unfused and fused, with random weights on one GPU."""
-    from flintc.bench.compare import measure_comparison
+    from flintc.bench.compare import COMPILE_LIMIT, measure_comparison
 
-    limit = compile_limit if with_compile else None
+    if compile_limit is not None and not with_compile:
+        raise UsageError("--compile-limit is of the row that --no-compile leaves out")
+    limit = (compile_limit or COMPILE_LIMIT) if with_compile else None
     with progress("measuring") as update:
         found = measure_comparison(spec, bundle, baseline_bundle, context, repeats, limit, update)
     emit(as_json, found.to_json(), lambda: show_comparison(found))

@@ -6,11 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from flintc.errors import UsageError
 
 
 class State:
@@ -69,6 +72,12 @@ def say_error(message: str) -> None:
 def say_warning(message: str) -> None:
     """One line on stderr."""
     sys.stderr.write(f"flintc: warning: {message}\n")
+
+
+def check_folder(file: Path | None) -> None:
+    """UsageError where ``file`` has no folder to be written into: told before the work, not after it."""
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"{file}: there is no folder {file.parent}")
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -80,7 +80,9 @@ def _show(bundle: Bundle) -> None:
     table.add_column("kernel", no_wrap=True)
     for heading in ("target", "uses", "warps", "regs", "smem", "spill"):
         table.add_column(heading, justify="right")
-    kernels = [bundle.plan.kernels[launch.kernel] for launch in bundle.plan.launches]
+    plan = bundle.plan
+    launches = (*plan.launches, *(plan.sampler.launches if plan.sampler is not None else ()))
+    kernels = [plan.kernels[launch.kernel] for launch in launches]
     uses = Counter(name for k in kernels for name in (k.name, k.several) if name is not None)
     if bundle.plan.general is not None:
         uses.update(kernel for routine in bundle.plan.general.routines for kernel in routine.kernels.values())

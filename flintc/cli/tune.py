@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flintc.cli.common import Debug, For, Json, SpecArgument, WeightsOrOwn, emit, progress, say, stdout
+from flintc.cli.common import Debug, For, Json, SpecArgument, WeightsOrOwn, check_folder, emit, progress, say, stdout
+from flintc.errors import UsageError
 
 if TYPE_CHECKING:
     from flintc.bench.tune import Tuned
@@ -48,12 +49,15 @@ def tune_command(
     from flintc import api
     from flintc.bench import tune as bench
 
+    if prepare is not None and (prepared is not None or out is not None):
+        raise UsageError("--prepare only compiles: --prepared and --out are of the timing that follows it")
     model, format = api.model_of(spec, weights, checkpoint)
     if prepare is not None:
         with progress("compiling") as update:
             bench.prepare(model, format, target, prepare, candidate or (), update)
         emit(as_json, {"prepared": str(prepare)}, lambda: say(f"candidates in {prepare}"))
         return
+    check_folder(out)
     if out is not None:
         bench.read_entries(out)  # a mistake is told before the work, not after it
     with progress("tuning") as update:

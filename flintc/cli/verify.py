@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flintc.cli.common import Debug, Json, emit, progress, stdout
+from flintc.cli.common import Debug, Json, check_folder, emit, progress, stdout
 
 if TYPE_CHECKING:
     from flintc.bench.bisect import Bisection
@@ -57,9 +57,11 @@ def verify_command(
 
     if not bisect and (run or save_trace is not None):
         raise UsageError("--run and --save-trace are of --bisect, which is not asked for")
+    check_folder(save_trace)
+    given = _read(text)  # a mistake is told before the work, not after it
     with progress("loading"):
         subject = open_subject(checkpoint, bundle=bundle, spec=spec, config=config, tokenizer=tokenizer)
-    cut = make_prompts(subject, _read(text), tokens, prompts)
+    cut = make_prompts(subject, given, tokens, prompts)
     if bisect:
         _bisect(subject, cut, run or [], save_trace, as_json)
         return
@@ -79,8 +81,10 @@ def _read(path: Path | None) -> str | None:
         return None
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not a text that can be read: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a text in UTF-8: {error}") from None
 
 
 def _show(found: Verification) -> None:

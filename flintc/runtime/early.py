@@ -23,8 +23,6 @@ from flintc.runtime.cuda.driver import check, load_driver
 
 #: Torch's own libraries, in the order in which they need each other.
 _LIBRARIES = ("libtorch_global_deps.so", "libtorch_cpu.so", "libtorch_cuda.so")
-
-
 #: Bytes of a file that the system is asked to read at a time: between two requests this thread takes Python's lock.
 _STRETCH = 64 << 20
 
@@ -36,27 +34,33 @@ def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iter
     weights: a checkpoint's file or folder, if it is here. Silent where something fails: whoever needs it will be told
     why it is not there.
     """
+    loading = []
     if "torch" not in sys.modules:
-        _in_background(_map_libraries)
+        loading.append(_in_background(_map_libraries))
         if weights is not None:
             _in_background(partial(read_ahead, weights))
     if gpu:
-        _in_background(_create_context)
+        loading.append(_in_background(_create_context))
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        # A process that ends while libraries are being loaded into it crashes: what refuses a load at once waits here.
+        for thread in loading:
+            thread.join()
         if collecting:
             gc.enable()
 
 
-def _in_background(work: Callable[[], None]) -> None:
+def _in_background(work: Callable[[], None]) -> threading.Thread:
     def run() -> None:
         with contextlib.suppress(Exception):
             work()
 
-    threading.Thread(target=run, daemon=True).start()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 def read_ahead(weights: str | Path) -> None:

@@ -11,7 +11,7 @@ from graphs import pipeline
 
 from flintc import api
 from flintc.bench import tune
-from flintc.bench.tune import Trial, Tuned, read_entries, write_entries
+from flintc.bench.tune import Trial, Tuned, write_entries
 from flintc.codegen.cache import package_digest
 from flintc.codegen.planner import plan
 from flintc.codegen.schedule import Schedule, schedule_of, stored, trying
@@ -141,8 +141,20 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"x\.yaml: not a schedule file"):
         write_entries(file, {"a": {}})
     assert file.read_text() == text
-    with pytest.raises(UsageError, match="there is no folder"):
-        read_entries(tmp_path / "none" / "x.yaml")
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sm_90.yaml"
+    write_entries(file, {"a": {"warps": 4}})
+    before = file.read_text()
+
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_entries(file, {"b": {"warps": 2}})
+    assert file.read_text() == before and list(tmp_path.iterdir()) == [file]
 
 
 def test_a_stored_entry_lays_a_kernel_out(monkeypatch: pytest.MonkeyPatch) -> None:

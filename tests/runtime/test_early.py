@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import flintc
 from flintc.runtime.early import early_start, read_ahead
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-flint"
@@ -66,9 +67,47 @@ def test_what_is_not_here_is_for_others_to_tell(what):
         pass
 
 
+@pytest.mark.parametrize(
+    ("asked", "weights", "gpu"),
+    [
+        ({}, "no/model", True),
+        ({"device": "cuda"}, "no/model", True),
+        ({"device": "cpu"}, "no/model", False),
+        ({"backend": "interpret"}, "no/model", False),
+        ({"numerics": "fp32"}, "no/model", False),
+        ({"prepared": True}, None, True),
+    ],
+    ids=str,
+)
+def test_a_load_begins_what_it_will_need(asked, weights, gpu, monkeypatch):
+    begun = []
+
+    def begin(*args, **kwargs):
+        begun.append((args, kwargs))
+        raise KeyError
+
+    monkeypatch.setattr("flintc.runtime.early.early_start", begin)
+    with pytest.raises(KeyError):
+        flintc.load("no/model", **asked)
+    assert begun == [((weights,), {"gpu": gpu})]
+
+
 def fresh(code):
     """What ``code`` prints in a process of its own."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_process_may_end_at_once():
+    """Libraries that are half loaded when it ends would crash it."""
+    said = fresh(
+        "import sys\n"
+        "from flintc.runtime.early import early_start\n"
+        "try:\n"
+        "    with early_start(gpu=True): raise ValueError\n"
+        "except ValueError:\n"
+        "    print('libtorch_cpu.so' in open('/proc/self/maps').read(), 'torch' in sys.modules)\n"
+    )
+    assert said == ["True", "False"]
 
 
 def test_torch_is_whole_when_its_libraries_were_mapped_ahead():

@@ -17,7 +17,7 @@ from flintc.bench import bisect as search
 from flintc.bench.runners import InterpretRunner, ReferenceRunner
 from flintc.bench.step import prepare_step
 from flintc.bench.subject import Subject, open_subject
-from flintc.bench.verify import make_prompts, step_prompts
+from flintc.bench.verify import check_kernels, make_prompts, step_prompts
 from flintc.bench.verify import verify as check
 from flintc.cli import run
 from flintc.codegen.planner import plan
@@ -61,7 +61,8 @@ def test_figures_of_a_short_text(checkpoint: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--text", "no-such-file"], "no-such-file: not a text"),
+        (["--text", "no-such-file"], "no-such-file: cannot be read: No such file or directory\n"),
+        (["--text", str(FILE)], f"{FILE.name}: not a text in UTF-8: "),
         (["--bisect", "--run", "fortran/8"], "neither BACKEND"),
         (["--backend", "fortran", "--kernels", "reference", "--tokens", "20"], "unknown backend 'fortran'"),
     ],
@@ -137,6 +138,38 @@ def test_bisect_finds_the_layer_of_a_wrong_kernel(subject: Subject, trace: searc
     found = search.bisect(subject, trace, search.Run("interpret"), runner)
     assert found.found is not None and found.launch == "L2.attention" and found.layer == 2
     assert found.found.value == "L2.a" and found.found.wrong > 0 and found.launches == 3
+
+
+def test_a_kernel_of_single_rows_is_checked_on_one(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the one that stands in for it on all: each with what it makes by itself."""
+    name = next(n for n in subject.plan().kernels if n.startswith("expert_down_"))
+    monkeypatch.setattr("flintc.codegen.schedule.stored", lambda: {name: {"several": 96}})
+
+    class Wrong(InterpretRunner):
+        def run(self, launch, values, env):
+            by_kernel = self.plan.kernel_for(self._planned[launch.name], env["B"]).name
+            made = ReferenceRunner.run(self, launch, values, env)
+            return {n: t * 2 for n, t in made.items()} if by_kernel == wrong else made
+
+    runner = Wrong(subject.plan())
+    inputs = prepare_step(subject, step_prompts(subject, make_prompts(subject, None, 20, 3)))
+    for wrong in (name, f"{name}_several"):
+        found = {check.kernel: check.worst.passed for check in check_kernels(runner, inputs)}
+        assert found.keys() == runner.plan.kernels.keys()
+        assert [kernel for kernel, passed in found.items() if not passed] == [wrong]
+
+
+def test_a_trace_is_written_whole_or_not_at_all(
+    subject: Subject, trace: search.Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_halfway(tensors: object, path: Path, metadata: object) -> None:
+        path.write_text("a part")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(search, "save_file", stop_halfway)
+    with pytest.raises(OSError, match="disk full"):
+        search.save_trace(tmp_path / "trace", trace, subject.graph("baseline"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["cpu", "reference/3", "interpret@x/", ""])

@@ -29,7 +29,7 @@ FAST_ROWS = 8
 #: Rows of the captured steps; fewer are padded up with rows of no sequence.
 WIDTHS = (16, 32, 64)
 #: Requests under way from which on a wide step makes more tokens a second than a full step of the fast path, by the
-#: format of the weights: measured at 4,096 tokens on an H200 (docs/prefill.md).
+#: format of the weights: measured at 4,096 tokens on an H200 (docs/benchmarks.md).
 WIDE_FROM: Mapping[str, int] = {"bf16": 32, "nvfp4": 36}
 
 
