@@ -189,31 +189,31 @@ def load(
         from flintc.runtime.model import Model
         from flintc.runtime.storage import make_tables
 
-        chosen = _backend(backend, device, numerics)
-        copies = prepared_root(prepared, numerics)
-        own_config = None if config is None else find_companion(config)
-        checkpoint = open_checkpoint(find_checkpoint(path), own_config)
-        text = find_tokenizer(checkpoint, None if tokenizer is None else find_companion(tokenizer), own_config)
-        bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
-        limit = _context(context, bound)
-        for name, value in (("chunk", chunk), ("slots", slots)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}: it must be 1 or more")
-        format = checkpoint.weights_format
-        on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
-        graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
-        place = "cpu" if on_gpu is None else "cuda"
-        weights = load_weights(checkpoint, graph, bound, place, copies, progress, keep_fp32=numerics == "fp32")
-        tables = make_tables(graph, bound, limit, place)
-        notes = [str(checkpoint.report), *checkpoint.report.notes]
-        executor: Executor
-        if on_gpu is not None:
-            executor = on_device = _cuda_executor(on_gpu, weights, tables, limit, chunk, slots)
-            notes.append(on_device.note)
-        else:
-            executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit, slots)
-        defaults = find_defaults(checkpoint, own_config)
-        return Model(executor, _vocab(graph), text, defaults, tuple(notes), checkpoint.report)
+    chosen = _backend(backend, device, numerics)
+    copies = prepared_root(prepared, numerics)
+    own_config = None if config is None else find_companion(config)
+    checkpoint = open_checkpoint(find_checkpoint(path), own_config)
+    text = find_tokenizer(checkpoint, None if tokenizer is None else find_companion(tokenizer), own_config)
+    bound = checkpoint.bind(_spec_for(spec, built, checkpoint))
+    limit = _context(context, bound)
+    for name, value in (("chunk", chunk), ("slots", slots)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}: it must be 1 or more")
+    format = checkpoint.weights_format
+    on_gpu = _gpu_bundle(built, bound, format, progress) if chosen == "cuda" else None
+    graph = on_gpu.plan.graph if on_gpu is not None else _step_graph(chosen, bound, format, built)
+    place = "cpu" if on_gpu is None else "cuda"
+    weights = load_weights(checkpoint, graph, bound, place, copies, progress, keep_fp32=numerics == "fp32")
+    tables = make_tables(graph, bound, limit, place)
+    notes = [str(checkpoint.report), *checkpoint.report.notes]
+    executor: Executor
+    if on_gpu is not None:
+        executor = on_device = _cuda_executor(on_gpu, weights, tables, limit, chunk, slots)
+        notes.append(on_device.note)
+    else:
+        executor = _cpu_executor(chosen, graph, weights, tables, numerics, limit, slots)
+    defaults = find_defaults(checkpoint, own_config)
+    return Model(executor, _vocab(graph), text, defaults, tuple(notes), checkpoint.report)
 
 
 def synth(

@@ -13,11 +13,11 @@ from flintc.spec import BoundModel
 _THETA = 10000.0
 
 
-def gpu_here(what: str = "timing") -> str:
+def gpu_here(what: str = "timing", *, remedy: str | None = None) -> str:
     """Target of this machine's GPU; BackendError, saying that ``what`` needs one, where there is none."""
     target = api.gpu_target()
     if target is None:
-        raise BackendError(f"{what} needs a GPU of a target that kernels are compiled for")
+        raise BackendError(f"{what} needs a GPU of a target that kernels are compiled for", remedy=remedy)
     return target
 
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from flintc.bench.timing import median_ms
 
 _BLOCK, _STEPS = 8192, 16
+_SHARE_BLOCK = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,18 +34,20 @@ def _read_share(x_ptr, sums_ptr, share, BLOCK: tl.constexpr, AHEAD: tl.constexpr
     tl.store(sums_ptr + program, tl.sum(total, 0))
 
 
-def read_launches(nbytes: int, launches: int, programs: int, device: str = "cuda") -> float:
-    """Microseconds of a launch that only reads ``nbytes``, shared by so many programs, in a CUDA graph of its kind.
+def read_launches(nbytes: int, launches: int, programs: int, device: str = "cuda") -> tuple[int, float]:
+    """(bytes, microseconds) of a launch that only reads, in a CUDA graph of its kind.
 
-    Each launch reads memory of its own. They follow one another without dependent launch.
+    nbytes: shared by so many programs in whole blocks, hence a little less. Each launch reads memory of its own. They
+    follow one another without dependent launch.
     """
-    count = nbytes // 4
+    share = nbytes // (4 * programs * _SHARE_BLOCK) * _SHARE_BLOCK
+    count = share * programs
     x = torch.randint(0, 2**31 - 1, (launches, count), dtype=torch.int32, device=device)
     sums = torch.empty(programs, dtype=torch.int32, device=device)
 
     def run() -> None:
         for part in x:
-            _read_share[(programs,)](part, sums, count // programs, 1024, 8, num_warps=4)
+            _read_share[(programs,)](part, sums, share, _SHARE_BLOCK, 8, num_warps=4)
 
     run()  # compiled before it is captured
     ms = []
@@ -54,7 +57,7 @@ def read_launches(nbytes: int, launches: int, programs: int, device: str = "cuda
             for _ in range(times):
                 run()
         ms.append(median_ms(graph.replay, repeats=10))
-    return (ms[1] - ms[0]) * 1e3 / launches
+    return count * 4, (ms[1] - ms[0]) * 1e3 / launches
 
 
 def read_ceiling(device: str = "cuda", nbytes: int = 1 << 32) -> float:

@@ -128,8 +128,7 @@ def measure_comparison(
         if progress is not None:
             progress(done, len(calls), name)
         rows.append(_row(name, call, args, compile_limit))
-    # Last, since this process keeps the memory that it reads.
-    ceiling = read_ceiling()
+    ceiling = run_apart(read_ceiling)
     return Comparison(model.spec.name, context, torch.cuda.get_device_name(), ceiling, _versions(fused), tuple(rows))
 
 

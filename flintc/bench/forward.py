@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flintc.bench.synthetic import tensors
-from flintc.bench.timing import Timing, median_ms, time_device
+from flintc.bench.timing import Timing, device_events, median_ms, time_device
 from flintc.ir.plan import Buffer, CompiledKernel, Plan
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.driver import PreparedLaunch
@@ -161,18 +161,11 @@ class ForwardBench:
 
         A launch that starts early counts its wait too.
         """
-        from torch.profiler import ProfilerActivity, profile
-
         graph = self.step.graph(self.batch, part)
         self.set_rows(0)  # a step with the sampler, run before, has moved its rows on
         graph.replay()
         self.set_rows(0)
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-            graph.replay()
-            torch.cuda.synchronize()
-        events = [e for e in profiler.events() if e.device_type.name == "CUDA"]
-        events.sort(key=lambda e: e.time_range.start)
+        events = device_events(graph.replay)
         return [Event(e.name, e.time_range.start, e.time_range.elapsed_us()) for e in events]
 
     def profiled_launches(self, part: Part = "logits") -> int:

@@ -30,9 +30,9 @@ class Limits:
     """Measured in one run, one row; times in microseconds.
 
     attention: of a long attention launch, in a chain of its own, by the tokens that the sequence holds. layer,
-    layer_cached: of a layer with experts, in a chain of all of them, and of REPEATED of them over and over. reads: of a
-    launch that only reads ``read_bytes``, by programs; these are the bytes of a long attention at ``context`` tokens.
-    ceiling: bytes per second of a plain read.
+    layer_cached: of a layer with experts, in a chain of all of them, and of REPEATED of them over and over. reads:
+    bytes and time of a launch that only reads what a long attention reads at ``context`` tokens, by programs. ceiling:
+    bytes per second of a plain read.
     """
 
     spec: str
@@ -43,8 +43,7 @@ class Limits:
     attention: Mapping[int, float]
     layer: float
     layer_cached: float
-    read_bytes: float
-    reads: Mapping[int, float]
+    reads: Mapping[int, tuple[int, float]]
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``flintc bench limits --json`` prints."""
@@ -53,7 +52,7 @@ class Limits:
             "read_ceiling_bytes_per_second": self.ceiling,
             "attention_us_by_tokens": {str(n): us for n, us in self.attention.items()},
             "layer_us": self.layer, "layer_us_read_from_l2": self.layer_cached,
-            "read_bytes": self.read_bytes, "read_us_by_programs": {str(n): us for n, us in self.reads.items()},
+            "reads_by_programs": {str(n): {"bytes": nbytes, "us": us} for n, (nbytes, us) in self.reads.items()},
         }  # fmt: skip
 
 
@@ -72,11 +71,11 @@ def measure_limits(spec: str, weights: str, bundle: Path | None, context: int) -
     attention = {n: bench.time_chain(kernel, tokens=n) for n in lengths(context)}
     few = layers[:REPEATED]
     layer, cached = bench.time_layers(layers), bench.time_layers(few, max(1, len(layers) // len(few)))
-    nbytes = launch_cost(graph, long, decode_env(graph, context)).bytes
+    nbytes = launch_cost(graph, long, decode_env(graph, context)).bytes_read
     count = sum(p.kernel == kernel for p in built.plan.launches)
     reads = {programs: read_launches(nbytes, count, programs) for programs in PROGRAMS}
     gpu = torch.cuda.get_device_name()
-    return Limits(graph.name, weights, context, gpu, read_ceiling(), attention, layer, cached, nbytes, reads)
+    return Limits(graph.name, weights, context, gpu, read_ceiling(), attention, layer, cached, reads)
 
 
 def lengths(context: int) -> tuple[int, ...]:

@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from flintc import api
 from flintc.bench.ablation import Ablation
 from flintc.bench.apart import run_apart
-from flintc.bench.built import rope_base
+from flintc.bench.built import gpu_here, rope_base
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.divergence import kl
 from flintc.bench.forward import ForwardBench
 from flintc.bench.timing import Timing
 from flintc.bundle import Bundle, load_bundle
-from flintc.errors import BackendError, UsageError, VerificationError
+from flintc.errors import UsageError, VerificationError
 from flintc.spec import BoundModel
 
 Progress = Callable[[int, int, str], None]
@@ -54,14 +53,11 @@ def measure_prefixes(
     of bundles made ahead, one per prefix, found by their pipeline; what is not there is compiled here.
     VerificationError where the profiler counts other launches than the plan. BackendError without a GPU.
     """
-    target = api.gpu_target()
-    if target is None:
-        raise BackendError("measuring needs a GPU of a target", remedy="leave --measure away for the derived figures")
+    target = gpu_here("measuring", remedy="leave --measure away for the derived figures")
     names = [step.name for step in ablation.steps]
     ahead = _find_bundles(bundles)
     built = {name: _bundle(model, ablation, names[1 : done + 1], ahead, target) for done, name in enumerate(names)}
-    ceiling = read_ceiling()
-    torch.cuda.empty_cache()  # the other processes need the memory
+    ceiling = run_apart(read_ceiling)
     baseline: Tensor | None = None
     found: dict[str, Measured] = {}
     for done, step in enumerate(ablation.steps):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,6 +61,18 @@ def time_device(run: Callable[[], object], repeats: int, before: Callable[[int],
         end.synchronize()
         taken.append(start.elapsed_time(end))
     return Timing(tuple(sorted(taken)))
+
+
+def device_events(run: Callable[[], object]) -> list[Any]:
+    """What the profiler says the GPU did in one run, in order of its start."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        run()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type.name == "CUDA"]
+    return sorted(events, key=lambda e: e.time_range.start)
 
 
 def median_ms(run: Callable[[], object], repeats: int = 50) -> float:

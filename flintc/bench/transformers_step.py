@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, FlintConfig, FlintForCausalLM
 
-from flintc.bench.timing import StepFigures, time_device
+from flintc.bench.timing import StepFigures, device_events, time_device
 
 #: Classes of transformers that this module runs, as a config.json names them.
 ARCHITECTURES = frozenset({FlintForCausalLM.__name__})
@@ -109,25 +109,14 @@ def measure_transformers(published: Mapping[str, Any], tokens: int, repeats: int
             step.compile()
         timing = time_device(step.run, repeats, step.restore)
         step.restore(0)
-        kernels, others = counted(_profiled(step.run))
+        kernels, others = counted(device_events(step.run))
         config = model.config
         how = f"attention {config._attn_implementation}, experts {config._experts_implementation}"
     return StepFigures(timing.median, kernels, None, f"{how}; copies and fills of memory, not counted: {others}")
 
 
-def _profiled(run: Callable[[], object]) -> list[Any]:
-    """The profiler's events of one run."""
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        run()
-        torch.cuda.synchronize()
-    return list(profiler.events())
-
-
 def counted(events: Iterable[Any]) -> tuple[int, int]:
-    """Kernels among ``events`` of the profiler, and copies and fills of memory; marks of a span are neither."""
-    names = [e.name for e in events if e.device_type.name == "CUDA" and not e.is_user_annotation]
+    """Kernels among ``events`` of the GPU, and copies and fills of memory; marks of a span are neither."""
+    names = [e.name for e in events if not e.is_user_annotation]
     others = sum(name.startswith(("Memcpy", "Memset")) for name in names)
     return len(names) - others, others

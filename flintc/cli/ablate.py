@@ -66,11 +66,11 @@ def ablate_command(
         ablation = _with_times(model, ablation, bundles)
     elif measured is not None:
         ablation = _with_accuracy(ablation, measured, spec, tuple(disable_pass or ()))
+    emit(as_json, ablation.to_json(), lambda: show_ablation(ablation))
     if report is not None:
         write_report(report, ablation, run)
-    emit(as_json, ablation.to_json(), lambda: show_ablation(ablation))
-    if report is not None and not as_json:
-        say(f"report -> {report}")
+        if not as_json:
+            say(f"report -> {report}")
 
 
 def _with_times(model: BoundModel, ablation: Ablation, bundles: Path | None) -> Ablation:

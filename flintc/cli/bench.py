@@ -241,9 +241,9 @@ def _show_limits(found: Limits) -> None:
     for tokens, us in found.attention.items():
         attention.add_row(f"{tokens:,}", f"{us:.2f}")
     stdout.print(attention)
-    reads = Table("programs", f"reading {found.read_bytes / 1e6:.1f} MB, us", "% of ceiling")
-    for programs, us in found.reads.items():
-        reads.add_row(f"{programs:,}", f"{us:.2f}", f"{found.read_bytes / us * 1e6 / found.ceiling:.0%}")
+    reads = Table("programs that only read", "MB", "us", "% of ceiling")
+    for programs, (nbytes, us) in found.reads.items():
+        reads.add_row(f"{programs:,}", f"{nbytes / 1e6:.1f}", f"{us:.2f}", f"{nbytes / us * 1e6 / found.ceiling:.0%}")
     stdout.print(reads)
     stdout.print(
         f"A layer with experts: {found.layer:.2f} us in a chain of all of them; {found.layer_cached:.2f} where the "

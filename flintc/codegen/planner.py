@@ -43,7 +43,7 @@ def _keep(kernels: KernelTable, graph: Graph, launch: Launch, selection: Selecti
     """Name of the kernel that serves ``launch``; one for steps of several rows is kept with it, where there is one."""
     structure = (selection.structure, launch.dependent and launch.dependent.trigger)
     several = None
-    if selection.several_registers is not None:
+    if selection.several_registers not in (None, selection.max_registers):
         other = replace(selection, max_registers=selection.several_registers)
         name = f"{selection.name}_several"
         several = kernels.keep((structure, "several"), name, partial(_kernel, graph, launch, other, None))

@@ -29,7 +29,7 @@ _STRETCH = 64 << 20
 
 @contextlib.contextmanager
 def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iterator[None]:
-    """Begin what is slow, for a ``gpu`` or without; within the block no garbage is collected.
+    """Begin what is slow, for a ``gpu`` or without. Torch is imported in the block, where no garbage is collected.
 
     weights: a checkpoint's file or folder, if it is here. Silent where something fails: whoever needs it will be told
     why it is not there.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from graphs import OTHER, pipeline
 
-from flintc.bench.limits import Limits, layers_with_experts, lengths, long_attention, measure_limits
-from flintc.cli.bench import _show_limits
+from flintc.bench.limits import layers_with_experts, lengths, long_attention, measure_limits
 from flintc.errors import BackendError, UsageError
 
 
@@ -43,14 +40,3 @@ def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flintc.api.gpu_target", lambda: None)
     with pytest.raises(BackendError, match="needs a GPU"):
         measure_limits("tiny-flint", "bf16", None, 512)
-
-
-def test_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    found = Limits("flint", "nvfp4", 1000, "a GPU", 4e12, {1: 4.25, 1000: 9.5}, 29.8, 28.5, 2e8, {528: 50.0})
-    _show_limits(found)
-    said = capsys.readouterr().out
-    for part in ("1,000", "9.50", "reading 200.0 MB", "50.00", "100%", "29.80 us", "28.50", "4.00 TB/s on a GPU"):
-        assert part in said
-    data = json.loads(json.dumps(found.to_json()))
-    assert data["attention_us_by_tokens"] == {"1": 4.25, "1000": 9.5}
-    assert data["read_us_by_programs"] == {"528": 50.0}

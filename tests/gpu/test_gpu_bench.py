@@ -67,4 +67,5 @@ def test_a_step_is_taken_apart() -> None:
     assert list(found.attention) == [1, 2, 16, 50, 100, 200, 300, 400]
     assert all(0 < us < 1000 for us in found.attention.values())
     assert 0 < found.layer < 1000 and 0 < found.layer_cached < 1000
-    assert list(found.reads) == list(PROGRAMS) and all(us > 0 for us in found.reads.values())
+    assert list(found.reads) == list(PROGRAMS)
+    assert all(nbytes >= 0 and us > 0 for nbytes, us in found.reads.values())

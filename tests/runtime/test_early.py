@@ -63,8 +63,12 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("what", ["org/name", "/no/such/file.gguf"])
 def test_what_is_not_here_is_for_others_to_tell(what):
-    with early_start(what):
-        pass
+    """Nothing is said of it, not by a thread either."""
+    with pytest.raises(OSError, match=what):
+        read_ahead(what)
+    code = f"from flintc.runtime.early import early_start\nwith early_start({what!r}, gpu=True): print('on')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "on\n", "")
 
 
 @pytest.mark.parametrize(
