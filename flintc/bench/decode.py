@@ -75,14 +75,14 @@ def measure_decode(
         raise UsageError(f"--context is {context}: {steps} steps need more than that")
     model = bind_defaults(load_spec(spec))
     built = bundle_for(model, weights, bundle, target)
-    executor = synthetic_executor(built, target, context, max(requests), rope_base(model))
-    if wide_from is not None:
-        executor.wide_from = max(wide_from, executor.rows + 1)
+    executor = synthetic_executor(built, target, context, max(requests), rope_base(model), wide_from)
     times = tuple(_measure(executor, count, steps) for count in requests)
     return DecodeReport(spec, weights, context, executor.wide_from, torch.cuda.get_device_name(), times)
 
 
-def synthetic_executor(bundle: Bundle, target: str, context: int, slots: int, theta: float) -> CudaExecutor:
+def synthetic_executor(
+    bundle: Bundle, target: str, context: int, slots: int, theta: float, wide_from: int | None = None
+) -> CudaExecutor:
     """An executor with random weights, and random keys in all of its cache."""
     graph = bundle.plan.graph
     sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": context, "S": 1}
@@ -91,8 +91,9 @@ def synthetic_executor(bundle: Bundle, target: str, context: int, slots: int, th
     tables = {n: t for n, t in made.items() if graph.values[n].kind == "table" and not isinstance(t, Nvfp4)}
     del made
     executor = CudaExecutor(
-        bundle.plan, bundle.for_target(target), weights, tables, context, slots, bundle.manifest.batches
-    )
+        bundle.plan, bundle.for_target(target), weights, tables, context, slots, bundle.manifest.batches,
+        wide_from=wide_from,
+    )  # fmt: skip
     for cache in executor.caches.values():
         cache.normal_()
     return executor

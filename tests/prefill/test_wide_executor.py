@@ -11,6 +11,7 @@ from prompts import CONTEXT, divergence, graph_of, random_ids, weights_of
 from flintc.codegen.general import with_general
 from flintc.codegen.planner import plan as plan_of
 from flintc.codegen.sampler import with_sampler
+from flintc.codegen.selection import MAX_ROWS
 from flintc.errors import BackendError
 from flintc.ir.types import resolve
 from flintc.runtime.cuda import choice, executor, wide
@@ -100,8 +101,7 @@ def made(monkeypatch):
     monkeypatch.setattr(executor, "free_bytes", lambda device: 1 << 34)
     for module in ("executor", "wide"):
         monkeypatch.setattr(f"flintc.runtime.cuda.{module}.WIDTHS", WIDTHS)
-    monkeypatch.setattr(executor, "FAST_ROWS", FAST[-1])
-    monkeypatch.setattr(executor, "wide_from", lambda graph: 3)
+    monkeypatch.setattr(executor, "default_wide_from", lambda graph: 3)
     monkeypatch.setattr(WideStep, "_capture", capture)
     plan = with_general(with_sampler(plan_of(graph_of(SPEC, "bf16"))))
     return CudaExecutor(plan, {}, *given(plan.graph), CONTEXT, SLOTS, FAST)
@@ -158,11 +158,13 @@ def test_logits_of_a_wide_step_and_its_padding(made):
         made.step([0] * 6, [0] * 6, range(6), logits_rows=[0])
 
 
-def test_no_more_slots_than_rows_no_wide_steps(made):
+def test_too_few_slots_for_them_no_wide_steps(made):
     plan = made._step.plan
-    for batches in (FAST, (1,)):
-        few = CudaExecutor(plan, {}, *given(plan.graph), CONTEXT, 2, batches)
+    for slots, batches, wanted in ((2, FAST, None), (2, (1,), None), (SLOTS, FAST, SLOTS + 1)):
+        few = CudaExecutor(plan, {}, *given(plan.graph), CONTEXT, slots, batches, wide_from=wanted)
         assert few.wide == 0 and few._wide is None and "wide steps" not in few.memory
+    more = CudaExecutor(plan, {}, *given(plan.graph), CONTEXT, SLOTS, FAST, wide_from=SLOTS)
+    assert (more.wide, more.wide_from) == (SLOTS, SLOTS)
     assert made.memory["wide steps"] == wide_bytes(plan, 6) > 0
     for part in ("general", "sampler"):
         assert not serves_wide(replace(plan, **{part: None}))
@@ -170,5 +172,5 @@ def test_no_more_slots_than_rows_no_wide_steps(made):
 
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
 def test_where_wide_steps_begin_goes_by_the_weights(weights):
-    assert wide.wide_from(graph_of(SPEC, weights)) == wide.WIDE_FROM[weights]
-    assert wide.FAST_ROWS < wide.WIDE_FROM[weights] <= wide.WIDTHS[-1]
+    assert wide.default_wide_from(graph_of(SPEC, weights)) == wide.WIDE_FROM[weights]
+    assert MAX_ROWS < wide.WIDE_FROM[weights] <= wide.WIDTHS[-1]

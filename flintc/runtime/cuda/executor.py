@@ -15,7 +15,7 @@ from flintc.runtime.cuda.capacity import free_bytes, pool_pages, symbols_of, wor
 from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Upload
-from flintc.runtime.cuda.wide import FAST_ROWS, WIDTHS, WideStep, serves_wide, wide_bytes, wide_from
+from flintc.runtime.cuda.wide import WIDTHS, WideStep, default_wide_from, serves_wide, wide_bytes
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.prefill.launch import CudaLaunch
 from flintc.runtime.prefill.memory import chunk_bytes
@@ -54,8 +54,8 @@ class CudaExecutor:
     no sequence. context, slots, pages: see :class:`KvCache`; the whole cache is allocated here, since a captured
     graph holds its address. pages default to what the GPU's free memory allows; CapacityError where that is too few.
     chunk: most tokens of a prompt in one chunk of the general path. dependent: see :class:`DeviceStep`.
-    With more slots than the fast path ever has rows, and a plan that has what it takes, there are wide steps too: see
-    :class:`~flintc.runtime.executor.WideExecutor`.
+    With ``wide_from`` slots or more (default: as measured, by the weights), and a plan that has what it takes, there
+    are wide steps too: see :class:`~flintc.runtime.executor.WideExecutor`.
     """
 
     def __init__(
@@ -71,15 +71,16 @@ class CudaExecutor:
         chunk: int = CHUNK,
         *,
         dependent: bool = True,
+        wide_from: int | None = None,
     ) -> None:
         layout = KvLayout.from_graph(plan.graph)
         self.rows = max(batches)
         self.path = f"cuda, prompt in slices of {self.rows} rows"
         device = next(iter(weights.values())).device
         symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
-        #: Rows of the widest step, 0 without wide steps; and requests under way from which on they are worth it.
-        self.wide = min(slots, WIDTHS[-1]) if slots > FAST_ROWS and serves_wide(plan) else 0
-        self.wide_from = max(wide_from(plan.graph), self.rows + 1)
+        #: Requests under way from which on wide steps are worth it; and rows of the widest, 0 without such steps.
+        self.wide_from = max(wide_from or default_wide_from(plan.graph), self.rows + 1)
+        self.wide = min(slots, WIDTHS[-1]) if slots >= self.wide_from and serves_wide(plan) else 0
         self._wide_bytes = wide_bytes(plan, symbols["S"]) if self.wide else 0
         if pages is None:
             workspace = workspace_bytes(plan, {**symbols, "B": self.rows}) + _chunk_bytes(plan, chunk, context)

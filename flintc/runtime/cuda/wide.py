@@ -24,8 +24,6 @@ from flintc.runtime.prefill.path import GeneralPath
 from flintc.runtime.prefill.steps import StepRows, counters_of, serves_steps, step_bytes
 from flintc.runtime.values import TORCH_DTYPES
 
-#: Most rows of a step of the fast path; a bundle may be compiled for fewer, which is no reason for wide steps.
-FAST_ROWS = 8
 #: Rows of the captured steps; fewer are padded up with rows of no sequence.
 WIDTHS = (16, 32, 64)
 #: Requests under way from which on a wide step makes more tokens a second than a full step of the fast path, by the
@@ -33,7 +31,7 @@ WIDTHS = (16, 32, 64)
 WIDE_FROM: Mapping[str, int] = {"bf16": 32, "nvfp4": 36}
 
 
-def wide_from(graph: Graph) -> int:
+def default_wide_from(graph: Graph) -> int:
     """See :data:`WIDE_FROM`, of the weights of ``graph``."""
     packed = any(v.kind == "weight" and v.type.dtype == "nvfp4" for v in graph.values.values())
     return WIDE_FROM["nvfp4" if packed else "bf16"]
