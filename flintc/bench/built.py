@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flintc import api
@@ -21,10 +22,15 @@ def gpu_here(what: str = "timing", *, remedy: str | None = None) -> str:
     return target
 
 
-def bundle_for(model: BoundModel, weights: str, bundle: Path | None, target: str) -> Bundle:
-    """The bundle in the folder ``bundle``, else one compiled; UsageError where the folder's is for other weights."""
+def bundle_for(
+    model: BoundModel, weights: str, bundle: Path | None, target: str, disable_passes: Sequence[str] = ()
+) -> Bundle:
+    """The bundle in the folder ``bundle``, else one compiled; UsageError where the folder's is for other weights.
+
+    disable_passes: left out of the one compiled; what the folder's leaves out is for the caller to look at.
+    """
     if bundle is None:
-        return api.compile(model, weights=weights, target=target)
+        return api.compile(model, weights=weights, target=target, disable_passes=disable_passes)
     built = load_bundle(bundle)
     if built.manifest.weights != weights:
         raise UsageError(f"{bundle} is for {built.manifest.weights} weights, not {weights}")

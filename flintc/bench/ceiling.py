@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flintc.bench.timing import median_ms
+from flintc.bench.timing import median_ms, us_in_chain
 
 _BLOCK, _STEPS = 8192, 16
 _SHARE_BLOCK = 1024
@@ -49,15 +49,15 @@ def read_launches(nbytes: int, launches: int, programs: int, device: str = "cuda
         for part in x:
             _read_share[(programs,)](part, sums, share, _SHARE_BLOCK, 8, num_warps=4)
 
-    run()  # compiled before it is captured
-    ms = []
-    for times in (1, 2):
+    def capture(times: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(times):
                 run()
-        ms.append(median_ms(graph.replay, repeats=10))
-    return count * 4, (ms[1] - ms[0]) * 1e3 / launches
+        return graph
+
+    run()  # compiled before it is captured
+    return count * 4, us_in_chain(capture, repeats=10) / launches
 
 
 def read_ceiling(device: str = "cuda", nbytes: int = 1 << 32) -> float:

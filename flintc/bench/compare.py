@@ -18,11 +18,11 @@ from flintc import api
 from flintc.bench.apart import run_apart
 from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.ceiling import read_ceiling
-from flintc.bench.forward import ForwardBench
+from flintc.bench.forward import ForwardBench, check_launches
 from flintc.bench.timing import StepFigures
 from flintc.bundle import Bundle, check_same_model, load_bundle
 from flintc.checkpoint.config_json import published_config
-from flintc.errors import BackendError, BundleError, FlintcError, MeasurementError, UsageError, VerificationError
+from flintc.errors import BackendError, BundleError, FlintcError, MeasurementError, UsageError
 from flintc.ir.cost import decode_env, graph_cost
 from flintc.spec import BoundModel, bind_defaults, load_spec
 
@@ -111,8 +111,9 @@ def measure_comparison(
         known = ", ".join(sorted(theirs.ARCHITECTURES))
         raise UsageError(f"{model.spec.name} is not a model that transformers has", remedy=f"compare a {known}")
     target = gpu_here("comparing")
-    fused = checked(bundle_for(model, _WEIGHTS, bundle, target), model, target, model.spec.pipeline)
-    unfused = checked(_baseline(model, baseline_bundle, target), model, target, ())
+    passes = model.spec.pipeline
+    fused = checked(bundle_for(model, _WEIGHTS, bundle, target), model, target, passes)
+    unfused = checked(bundle_for(model, _WEIGHTS, baseline_bundle, target, passes), model, target, ())
     ahead = dict(published_config(model)), context, repeats
     here = target, context + 1, rope_base(model)
     calls: dict[str, tuple[Callable[..., StepFigures], tuple[Any, ...]]] = {
@@ -154,8 +155,7 @@ def measure_bundle(path: Path, target: str, context: int, theta: float) -> StepF
     bench = ForwardBench(bundle.plan, bundle.for_target(target), context, theta=theta)
     timing = bench.time(part="body")
     launches = bench.profiled_launches("body")
-    if launches != len(graph.body):
-        raise VerificationError(f"{path}: the profiler counts {launches} launches, the plan has {len(graph.body)}")
+    check_launches(str(path), launches, len(graph.body))
     nbytes = graph_cost(graph, decode_env(graph, context), graph.body).bytes
     return StepFigures(timing.median, launches, nbytes, f"Triton {bundle.manifest.versions['triton']}")
 
@@ -174,12 +174,6 @@ def checked(bundle: Bundle, model: BoundModel, target: str, passes: Sequence[str
         raise UsageError(f"the bundle {bundle.path} does not run {name} at the sizes of its spec") from error
     bundle.for_target(target)
     return bundle
-
-
-def _baseline(model: BoundModel, folder: Path | None, target: str) -> Bundle:
-    if folder is not None:
-        return bundle_for(model, _WEIGHTS, folder, target)
-    return api.compile(model, weights=_WEIGHTS, target=target, disable_passes=model.spec.pipeline)
 
 
 def _transformers_side() -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from flintc.bench.synthetic import tensors
-from flintc.bench.timing import Timing, device_events, median_ms, time_device
-from flintc.ir.plan import Buffer, CompiledKernel, Plan
+from flintc.bench.timing import Timing, device_events, time_device, us_in_chain
+from flintc.errors import VerificationError
+from flintc.ir.plan import Buffer, CompiledKernel, Plan, PlannedLaunch
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.driver import PreparedLaunch
 from flintc.runtime.cuda.step import DeviceStep, Part, captured
@@ -42,6 +43,12 @@ class Event:
     name: str
     start: float
     us: float
+
+
+def check_launches(where: str, counted: int, planned: int) -> None:
+    """VerificationError, saying ``where``, unless the profiler has counted the launches that were planned."""
+    if counted != planned:
+        raise VerificationError(f"{where}: the profiler counts {counted} launches, the plan has {planned}")
 
 
 @dataclass
@@ -122,29 +129,26 @@ class ForwardBench:
         Each has its own weights, and starts early as in the step. tokens: of a sequence, in place of the context.
         Weights that fit the L2 cache all together are read from there.
         """
-        prepared = self._apart.launches(self.batch)
-        chain = [p for p, planned in zip(prepared, self.plan.launches, strict=True) if planned.kernel == kernel]
+        chain = self._chain(lambda planned: planned.kernel == kernel)
         return self._time_in_chain(chain, repeats, tokens) / len(chain)
 
     def time_layers(self, layers: Sequence[int], times: int = 1, repeats: int = 20) -> float:
         """Microseconds of a layer, in a chain of these layers one after the other, ``times`` over."""
         names = {launch.name for n in layers for launch in self.plan.graph.layer_launches(n)}
-        prepared = self._apart.launches(self.batch)
-        chain = [p for p, planned in zip(prepared, self.plan.launches, strict=True) if planned.name in names]
+        chain = self._chain(lambda planned: planned.name in names)
         return self._time_in_chain(chain * times, repeats) / (len(layers) * times)
 
-    def _time_in_chain(self, chain: Sequence[PreparedLaunch], repeats: int, tokens: int | None = None) -> float:
-        """Microseconds that ``chain`` takes where it follows itself.
+    def _chain(self, wanted: Callable[[PlannedLaunch], bool]) -> list[PreparedLaunch]:
+        """The step's launches that are ``wanted``, in order, to be run without the others."""
+        prepared = self._apart.launches(self.batch)
+        return [p for p, planned in zip(prepared, self.plan.launches, strict=True) if wanted(planned)]
 
-        The medians of a graph with the chain once and of one with the chain twice are subtracted, so that what it costs
-        to start a graph is left out.
-        """
-        step = self._apart
+    def _time_in_chain(self, chain: list[PreparedLaunch], repeats: int, tokens: int | None = None) -> float:
+        """Microseconds that ``chain`` takes where it follows itself."""
         self.set_rows(0)
         if tokens is not None:
             self._input("positions")[: self.rows] = tokens - 1
-        once, twice = (median_ms(captured([*chain] * n, step.device).replay, repeats) for n in (1, 2))
-        return (twice - once) * 1e3
+        return us_in_chain(lambda times: captured(chain * times, self._apart.device), repeats)
 
     def logits(self, steps: int) -> Tensor:
         """Logits of as many steps of other tokens: f32[steps * rows, vocab]."""

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flintc import api
 from flintc.bench.ablation import Ablation
 from flintc.bench.apart import run_apart
-from flintc.bench.built import gpu_here, rope_base
+from flintc.bench.built import bundle_for, gpu_here, rope_base
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.divergence import kl
-from flintc.bench.forward import ForwardBench
+from flintc.bench.forward import ForwardBench, check_launches
 from flintc.bench.timing import Timing
 from flintc.bundle import Bundle, load_bundle
-from flintc.errors import UsageError, VerificationError
+from flintc.errors import UsageError
 from flintc.spec import BoundModel
 
 Progress = Callable[[int, int, str], None]
@@ -66,10 +65,7 @@ def measure_prefixes(
         given = built[step.name], target, ablation.context, ablation.batch, rope_base(model), repeats
         timing, logits, launches = run_apart(_measure, *given)
         baseline = logits if baseline is None else baseline
-        if launches != step.launches:
-            raise VerificationError(
-                f"{step.name}: the profiler counts {launches} launches, the plan has {step.launches}"
-            )
+        check_launches(step.name, launches, step.launches)
         divergence = float(kl(baseline, logits).mean())
         found[step.name] = Measured(timing.median / 1e3, timing.percentile(99) / 1e3, launches, divergence)
     return ceiling, found
@@ -116,8 +112,6 @@ def _bundle(
     ahead: Mapping[tuple[str, str, tuple[str, ...]], Path],
     target: str,
 ) -> Bundle:
-    key = (ablation.spec, ablation.weights, tuple(passes))
-    if key in ahead:
-        return load_bundle(ahead[key])
+    made = ahead.get((ablation.spec, ablation.weights, tuple(passes)))
     left_out = [name for name in model.spec.pipeline if name not in passes]
-    return api.compile(model, weights=ablation.weights, target=target, disable_passes=left_out)
+    return bundle_for(model, ablation.weights, made, target, left_out)

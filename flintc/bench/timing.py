@@ -78,3 +78,13 @@ def device_events(run: Callable[[], object]) -> list[Any]:
 def median_ms(run: Callable[[], object], repeats: int = 50) -> float:
     """Median of :func:`time_device`."""
     return time_device(run, repeats).median
+
+
+def us_in_chain(capture: Callable[[int], torch.cuda.CUDAGraph], repeats: int) -> float:
+    """Microseconds of work where it follows itself; ``capture`` makes a graph of it so many times over.
+
+    The medians of a graph with it once and of one with it twice are subtracted, so that what it costs to start a graph
+    is left out.
+    """
+    once, twice = (median_ms(capture(times).replay, repeats) for times in (1, 2))
+    return (twice - once) * 1e3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flintc.cli.common import Debug, Json, SpecArgument, Weights, check_folder, emit, progress, stdout
+from flintc.cli.common import BundleFolder, Debug, Json, SpecArgument, Weights, check_folder, emit, progress, stdout
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def forward_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
-    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    bundle: BundleFolder = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 100_000,
     batch: Annotated[int, typer.Option(min=1, max=8, help="Sequences decoded together.")] = 1,
     repeats: Annotated[int, typer.Option(min=10, help="Graph replays.")] = 50,
@@ -78,7 +78,7 @@ def _show(found: StepReport) -> None:
 def prefill_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
-    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    bundle: BundleFolder = None,
     tokens: Annotated[str, typer.Option(help="Lengths of the prompts, by commas.")] = "1024,8192,32768",
     chunk: Annotated[int | None, typer.Option(min=1, help="Most tokens in a chunk (default: the runtime's).")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each prompt.")] = 3,
@@ -126,7 +126,7 @@ def _show_prefill(found: PrefillReport) -> None:
 def generate_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
-    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    bundle: BundleFolder = None,
     batches: Annotated[str, typer.Option(help="Requests under way, by commas.")] = "1,2,4,8,9,12,16,32,64",
     context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 4096,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 50,
@@ -223,7 +223,7 @@ def _compared(found: Comparison, row: Row) -> list[str]:
 def limits_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
-    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    bundle: BundleFolder = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens that the sequence holds.")] = 100_000,
     as_json: Json = False,
     debug: Debug = False,

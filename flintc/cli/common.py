@@ -42,6 +42,9 @@ For = Annotated[
 Disabled = Annotated[
     list[str] | None, typer.Option("--disable-pass", metavar="PASS", help="Leave out a fusion pass; may be repeated.")
 ]
+BundleFolder = Annotated[
+    Path | None, typer.Option("--bundle", help="Bundle folder (default: compiled on first use, cached).")
+]
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped one (flint, tiny-flint).")
 ]

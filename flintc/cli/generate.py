@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flintc.bench.memory import AnonymousPeak
-from flintc.cli.common import Debug, Json, emit, progress
+from flintc.cli.common import BundleFolder, Debug, Json, emit, progress
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def generate_command(
     ],
     prompt: Annotated[str | None, typer.Option(help="Raw text to continue.")] = None,
     chat: Annotated[str | None, typer.Option(help="A user message, put through the chat template.")] = None,
-    bundle: Annotated[Path | None, typer.Option(help="Bundle folder (default: compiled on first use, cached).")] = None,
+    bundle: BundleFolder = None,
     config: Annotated[str | None, typer.Option(help="Folder or hub id with the config.json to use.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id with the tokenizer to use.")] = None,
     spec: Annotated[str | None, typer.Option(help="Spec to use in place of the one the checkpoint names.")] = None,

@@ -3,8 +3,8 @@
 Between two pieces of a prompt the requests that are under way get a step, so that it delays them by a piece at most.
 
 A request's tokens are the same whatever runs beside it: its prompt is cut by its own length, its rows do not see
-the others', and its random numbers follow from its own seed and positions. (With wide steps, which are asked for by
-more slots than a step has rows, the number of requests chooses the kernels, and so the order of sums.)
+the others', and its random numbers follow from its own seed and positions. (With wide steps, which a model has that is
+asked for slots enough, the number of requests chooses the kernels, and so the order of sums.)
 """
 
 from __future__ import annotations

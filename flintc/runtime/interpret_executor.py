@@ -14,7 +14,7 @@ from flintc.ir.types import resolve
 from flintc.reference import Nvfp4
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.storage import KvStorage, rows_of_tables
-from flintc.runtime.values import TORCH_DTYPES, attention_chunk, first_versions, for_kernels
+from flintc.runtime.values import TORCH_DTYPES, attention_chunk, first_versions, for_kernels, zeroed
 
 #: Rows of a step as kernels are captured for them; others are padded up.
 BATCHES = (1, 2, 4, 8)
@@ -55,10 +55,7 @@ class InterpretExecutor:
         self._stored = first_versions(plan.graph)
         self._symbols = {"Q": slots, "T": -(-context // self.kv.layout.page), "C": rows_of_tables(tables)}
         largest = self._env(self.rows, context - 1)
-        self._scratch = {
-            name: torch.zeros([resolve(d, largest) for d in s.type.shape], dtype=TORCH_DTYPES[s.type.dtype])
-            for name, s in plan.scratch.items()
-        }
+        self._scratch = zeroed(plan.scratch, largest)
 
     def step(
         self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], *, logits_rows: Sequence[int]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flintc.ir.graph import Graph
-from flintc.ir.types import DType
+from flintc.ir.plan import Scratch
+from flintc.ir.types import DType, resolve
 from flintc.reference.nvfp4 import Nvfp4
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
@@ -30,6 +31,16 @@ def first_versions(graph: Graph) -> dict[str, str]:
         if op.kind == "kv_write":
             first[op.outputs[0]] = first.get(op.inputs[2], op.inputs[2])
     return first
+
+
+def zeroed(
+    memory: Mapping[str, Scratch], env: Mapping[str, int], device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Zeros for memory that is no value of the graph, by name, sized by the symbols ``env``."""
+    return {
+        name: torch.zeros([resolve(d, env) for d in s.type.shape], dtype=TORCH_DTYPES[s.type.dtype], device=device)
+        for name, s in memory.items()
+    }
 
 
 def for_kernels(tensors: Mapping[str, Tensor | Nvfp4]) -> dict[str, Tensor | Nvfp4]:

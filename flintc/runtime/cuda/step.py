@@ -13,7 +13,7 @@ from flintc.ir.plan import Arg, CompiledKernel, Plan, PlannedLaunch
 from flintc.ir.types import resolve
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.driver import LoadedKernel, PreparedLaunch, load_kernel
-from flintc.runtime.values import TORCH_DTYPES, first_versions, for_kernels
+from flintc.runtime.values import TORCH_DTYPES, first_versions, for_kernels, zeroed
 
 #: How much of a step to run: without the output head (for tokens of a prompt that nobody continues from), with it, or
 #: with the choice of the next tokens.
@@ -51,12 +51,7 @@ class DeviceStep:
         env = {**self.symbols, "B": self.batches[-1]}
         self.buffers = {name: self._allocate(b.nbytes(env)) for name, b in plan.buffers.items()}
         memory = {**plan.scratch, **(plan.sampler.memory if plan.sampler else {})}
-        allocated = {
-            name: torch.zeros(
-                [resolve(d, env) for d in s.type.shape], dtype=TORCH_DTYPES[s.type.dtype], device=self.device
-            )
-            for name, s in memory.items()
-        }
+        allocated = zeroed(memory, env, self.device)
         #: Arrival counters of the step, and memory of the sampler.
         self.scratch = {name: allocated[name] for name in plan.scratch}
         self.sampler = {name: allocated[name] for name in memory if name not in plan.scratch}

@@ -1,7 +1,7 @@
 """Wide steps on the GPU: up to 64 rows, each the newest token of a sequence of its own, captured as CUDA graphs.
 
 They run on the kernels of prompts, one after the other, and share nothing with the steps of the fast path but
-weights and caches: a model that is never asked for more sequences than a fast step has rows makes none of this.
+weights and caches: a model that is not asked for as many sequences as make them worth it makes none of this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flintc.runtime.prefill.launch import Launch, names_of
 from flintc.runtime.prefill.memory import chunk_bytes
 from flintc.runtime.prefill.path import GeneralPath
 from flintc.runtime.prefill.steps import StepRows, counters_of, serves_steps, step_bytes
-from flintc.runtime.values import TORCH_DTYPES
+from flintc.runtime.values import zeroed
 
 #: Rows of the captured steps; fewer are padded up with rows of no sequence.
 WIDTHS = (16, 32, 64)
@@ -52,12 +52,7 @@ def wide_bytes(plan: Plan, splits: int) -> int:
     # The logits of every width and part stay where a graph has put them.
     kept = 2 * sum(logits.nbytes({"B": width}) for width in WIDTHS)
     assert isinstance(page, int)
-    return (
-        chunk_bytes(plan.graph, plan.general, rows, page)
-        + step_bytes(plan.graph, plan.general, rows, splits)
-        + sampler
-        + kept
-    )
+    return chunk_bytes(plan.graph, plan.general, rows, page) + step_bytes(plan.general, rows, splits) + sampler + kept
 
 
 class WideStep:
@@ -86,12 +81,7 @@ class WideStep:
         self.inputs[2] = -1
         self.tensors = dict(zip(("ids", "positions", "seqs"), self.inputs, strict=True))
         #: Memory of the sampler, by name.
-        self.sampler = {
-            name: torch.zeros(
-                [resolve(d, {"B": rows}) for d in s.type.shape], dtype=TORCH_DTYPES[s.type.dtype], device=self.device
-            )
-            for name, s in plan.sampler.memory.items()
-        }
+        self.sampler = zeroed(plan.sampler.memory, {"B": rows}, self.device)
         self._path = path
         self._tables = tables
         self._splits = splits

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flintc.ir.graph import Graph
 from flintc.ir.plan import General, Kernel, Routine
 from flintc.runtime.prefill.launch import names_of
 from flintc.runtime.prefill.routines import OF_ANY_ROWS, Given, Values, finish_heads
@@ -50,7 +49,7 @@ def counters_of(general: General, rows: int, splits: int) -> int:
     return max((int(k.constants["KV_HEADS"]) * rows * (1 + splits) for k in kernels), default=0)
 
 
-def step_bytes(graph: Graph, general: General, rows: int, splits: int) -> int:
+def step_bytes(general: General, rows: int, splits: int) -> int:
     """Bytes of the partials and counters of a wide step, the most of any layer."""
     most = 0
     for routine in (r for r in general.routines if r.kind == "attention"):
