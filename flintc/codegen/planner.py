@@ -22,8 +22,7 @@ def plan(graph: Graph) -> Plan:
     scratch: dict[str, Scratch] = {}
     passed: set[str] = set()
     for launch in graph.launches:
-        selection = select(graph, launch)
-        kernel = _keep(kernels, graph, launch, selection)
+        kernel, selection = _keep(kernels, graph, launch)
         launches.append(PlannedLaunch(launch.name, kernel, selection.grid, selection.args))
         scratch.update((s.name, s) for s in selection.scratch)
         passed.update(a.ref for a in selection.args if a.kind == "value")
@@ -39,15 +38,29 @@ def select(graph: Graph, launch: Launch) -> Selection:
     return selector(graph, launch)
 
 
-def _keep(kernels: KernelTable, graph: Graph, launch: Launch, selection: Selection) -> str:
-    """Name of the kernel that serves ``launch``; one for steps of several rows is kept with it, where there is one."""
-    structure = (selection.structure, launch.dependent and launch.dependent.trigger)
-    several = None
-    if selection.several_registers not in (None, selection.max_registers):
-        other = replace(selection, max_registers=selection.several_registers)
+def _keep(kernels: KernelTable, graph: Graph, launch: Launch) -> tuple[str, Selection]:
+    """Name of the kernel that serves ``launch``, and what made it.
+
+    One for steps of several rows is kept with it, where another budget of registers or another order of its wait,
+    loads and trigger serves those.
+    """
+    alone = replace(launch, dependent=launch.dependent and (launch.dependent.alone or launch.dependent))
+    selection, several = select(graph, alone), select(graph, launch)
+    if several.several_registers is not None:
+        several = replace(several, max_registers=several.several_registers)
+    assert (selection.params, selection.args, selection.grid) == (several.params, several.args, several.grid)
+    one, more = _structure(selection, alone), _structure(several, launch)
+    other = None
+    if one != more:
         name = f"{selection.name}_several"
-        several = kernels.keep((structure, "several"), name, partial(_kernel, graph, launch, other, None))
-    return kernels.keep(structure, selection.name, partial(_kernel, graph, launch, selection, several))
+        other = kernels.keep((more, "several"), name, partial(_kernel, graph, launch, several, None))
+    make = partial(_kernel, graph, alone, selection, other)
+    return kernels.keep((one, other), selection.name, make), selection
+
+
+def _structure(selection: Selection, launch: Launch) -> object:
+    """What makes the kernel of a launch the same as that of another one; hashable."""
+    return selection.structure, launch.dependent and launch.dependent.trigger
 
 
 def _kernel(graph: Graph, launch: Launch, selection: Selection, several: str | None, name: str) -> Kernel:

@@ -96,7 +96,7 @@ def render_kernel(
         params=selection.params,
         constants=tuple(selection.constants),
         waits=dependent is not None,
-        early=dependent is not None and dependent.trigger == "early",
+        trigger=dependent.trigger if dependent is not None else "",
         **selection.blocks,
     )  # fmt: skip
     body = re.sub(r"\n{2,}(?= )", "\n", body).strip()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 ValueKind = Literal["input", "weight", "table", "cache", "activation"]
+Trigger = Literal["early", "waited", "late"]
 CrossingKind = Literal["local", "recompute", "last-arriver", "cluster", "grid-barrier"]
 Attr = int | float | str | bool | None | tuple[int, ...]
 
@@ -71,10 +72,16 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Dependent:
-    """Programmatic dependent launch of one launch: what is read above the wait, where the trigger stands."""
+    """Programmatic dependent launch of one launch: what is read above the wait, where the trigger stands.
+
+    ``early``: the trigger stands first. ``waited``: right below the wait, so that whatever the next launch finds done
+    when it starts, this one has waited for. ``late``: last.
+    """
 
     prefetch: tuple[str, ...] = ()
-    trigger: Literal["early", "late"] = "early"
+    trigger: Trigger = "early"
+    #: The same in steps of one row, where it is another.
+    alone: Dependent | None = None
 
 
 @dataclass(frozen=True, slots=True)

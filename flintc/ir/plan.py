@@ -57,8 +57,8 @@ class Kernel:
     ``constants`` are bound at compile time; ``waits`` says that the kernel executes ``griddepcontrol.wait`` and
     must be launched with the programmatic-stream-serialization attribute. ``max_registers`` is the budget of registers
     per thread that the compiler schedules for; 0 leaves it to the compiler, which may then delay loads to save some.
-    ``several`` names the kernel that runs in its place in steps of more than one row: the same text under another
-    budget, hence the same bits.
+    ``several`` names the kernel that runs in its place in steps of more than one row: the same arithmetic, hence the
+    same bits, under another budget, or with its wait, loads and trigger in another order.
     """
 
     name: str

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from flintc.errors import UsageError
 from flintc.ir.cost import evaluations
 from flintc.ir.crossings import ports_reading
-from flintc.ir.graph import Attr, Graph, Launch, Op
+from flintc.ir.graph import Attr, Dependent, Graph, Launch, Op
 from flintc.ir.ops import OPS
 
 #: Complaints by the op or launch they concern; None for the graph as a whole.
@@ -90,6 +90,8 @@ def launch_lines(graph: Graph, launch: Launch, layer: int | None, notes: Notes |
     name = _short(launch.name, layer)
     role = "" if name == launch.role else f"  [{launch.role}]"
     yield f"  {name}{role}{_tile(launch)}{_chained(launch, layer)}"
+    if launch.dependent is not None and launch.dependent.alone is not None:
+        yield f"    for one row: {_order(launch.dependent.alone, layer)}"
     known = [o for o in launch.ops if o in graph.ops]
     if launch.name not in known:
         yield from (f"  ^ {note}" for note in (notes or {}).get(launch.name, []))
@@ -189,9 +191,14 @@ def _crossing_lines(graph: Graph, launch: Launch, op: Op, layer: int | None, der
 def _chained(launch: Launch, layer: int | None) -> str:
     if launch.dependent is None:
         return ""
-    names = [_short(v, layer) for v in launch.dependent.prefetch]
+    return f"  {_order(launch.dependent, layer)}"
+
+
+def _order(dependent: Dependent, layer: int | None) -> str:
+    """What stands above the wait, and where the trigger does."""
+    names = [_short(v, layer) for v in dependent.prefetch]
     first = f"fetch {', '.join(names)}; " if names else ""
-    return f"  {first}wait; trigger {launch.dependent.trigger}"
+    return f"{first}wait; trigger {dependent.trigger}"
 
 
 def _tile(launch: Launch) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
 from flintc.ir.cursor import Cursor
-from flintc.ir.graph import Attr, Crossing, CrossingKind, Dependent, Graph, Launch, Op, Value, ValueKind
+from flintc.ir.graph import Attr, Crossing, CrossingKind, Dependent, Graph, Launch, Op, Trigger, Value, ValueKind
 from flintc.ir.ops import OPS
 from flintc.ir.plan import (
     Arg,
@@ -43,7 +43,7 @@ _PARAM_TYPES = get_args(ParamType)
 _EFFECT_KINDS = get_args(EffectKind)
 _ROUTINE_KINDS = get_args(RoutineKind)
 _ARG_KINDS = ("value", "part", "scratch", "symbol")
-_TRIGGERS = ("early", "late")
+_TRIGGERS = get_args(Trigger)
 
 
 # Graph -> JSON
@@ -98,8 +98,13 @@ def _launch_to_json(launch: Launch) -> Json:
         "role": launch.role,
         "ops": list(launch.ops),
         **_given(crossings=crossings, tile=launch.tile),
-        **_given(dependent=dependent and {"prefetch": list(dependent.prefetch), "trigger": dependent.trigger}),
+        **_given(dependent=dependent and _dependent_to_json(dependent)),
     }
+
+
+def _dependent_to_json(dependent: Dependent) -> Json:
+    alone = dependent.alone and _dependent_to_json(dependent.alone)
+    return {"prefetch": list(dependent.prefetch), "trigger": dependent.trigger, **_given(alone=alone)}
 
 
 # JSON -> Graph
@@ -209,8 +214,12 @@ def _crossing(at: Cursor, values: Mapping[str, Value]) -> Crossing:
 
 
 def _dependent(at: Cursor, values: Mapping[str, Value]) -> Dependent:
-    at.record(frozenset({"prefetch", "trigger"}))
-    return Dependent(tuple(c.known(values, "value") for c in at["prefetch"]), at["trigger"].one_of(_TRIGGERS))
+    at.record(frozenset({"prefetch", "trigger"}), frozenset({"alone"}))
+    alone = _dependent(at["alone"], values) if "alone" in at.data else None
+    if alone is not None and alone.alone is not None:
+        at["alone"].fail("a step of one row has no fewer rows")
+    prefetch = tuple(c.known(values, "value") for c in at["prefetch"])
+    return Dependent(prefetch, at["trigger"].one_of(_TRIGGERS), alone)
 
 
 def _check_partition(at: Cursor, launches: tuple[Launch, ...], ops: Mapping[str, Op]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flintc.errors import VerificationError
 from flintc.ir.crossings import illegal_crossing
-from flintc.ir.graph import Graph, Launch, Op
+from flintc.ir.graph import Dependent, Graph, Launch, Op
 from flintc.ir.ops import OPS, OpTypeError, infer
 from flintc.ir.printer import annotated
 
@@ -210,22 +210,47 @@ def _caches(graph: Graph) -> Iterator[Issue]:
 
 
 def _dependents(graph: Graph) -> Iterator[Issue]:
-    """Dependent launch is for every launch or for none; above its wait a launch reads only what no step writes."""
+    """Dependent launch is for every launch or for none; above its wait a launch reads only what is complete by then."""
     chained = [launch for launch in graph.launches if launch.dependent is not None]
     if not chained:
         return
-    for launch in graph.launches:
+    for at, launch in enumerate(graph.launches):
         if launch.dependent is None:
             yield Issue(launch.name, "it does not wait, so nothing after it can rely on what came before it")
             continue
-        for v in launch.dependent.prefetch:
-            if v not in graph.reads(launch):
-                yield Issue(launch.name, f"it is to prefetch {v}, which it does not read")
-            elif graph.values[v].kind not in PREFETCHABLE:
-                yield Issue(launch.name, f"{v} may not be prefetched: it changes from step to step")
+        messages = [m for alone in (False, True) for m in _fetched_too_early(graph, at, alone)]
+        yield from (Issue(launch.name, m) for m in dict.fromkeys(messages))
     first = graph.launches[0]
     if first.dependent is not None and first.dependent.trigger != "late":
         yield Issue(first.name, "the first launch triggers late: positions and tables may still be being written")
+
+
+def _order_of(dependent: Dependent, alone: bool) -> Dependent:
+    """How a launch is chained in steps of one row (``alone``), or of several."""
+    return dependent.alone or dependent if alone else dependent
+
+
+def _fetched_too_early(graph: Graph, at: int, alone: bool) -> Iterator[str]:
+    """Why the launch at ``at`` may not fetch above its wait what it is to."""
+    launch = graph.launches[at]
+    assert launch.dependent is not None
+    for v in _order_of(launch.dependent, alone).prefetch:
+        kind = graph.values[v].kind
+        if v not in graph.reads(launch):
+            yield f"it is to prefetch {v}, which it does not read"
+        elif kind == "activation" and v not in _made_before(graph, at, alone):
+            yield f"{v} may not be prefetched: this step may still be to write it"
+        elif kind not in (*PREFETCHABLE, "activation"):
+            yield f"{v} may not be prefetched: it changes from step to step"
+
+
+def _made_before(graph: Graph, at: int, alone: bool) -> frozenset[str]:
+    """Activations that are made when the launch at ``at`` starts, which waits for the trigger of the one before."""
+    before = graph.launches[at - 1].dependent if at else None
+    if before is None or _order_of(before, alone).trigger == "early":
+        return frozenset()
+    written = frozenset(v for launch in graph.launches[: at - 1] for v in graph.writes(launch))
+    return frozenset(v for v in written if graph.values[v].kind == "activation")
 
 
 Check = Callable[[Graph], Iterator[Issue]]

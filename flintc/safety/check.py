@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from flintc.errors import VerificationError
 from flintc.ir.graph import Launch
-from flintc.ir.plan import Plan
+from flintc.ir.plan import Kernel, Plan
 from flintc.safety.access import BoundLaunch, places
 from flintc.safety.hazard import Hazard
 from flintc.safety.launches import attribute, binding, counters, inside, padding, presence, sampling, waits
@@ -40,13 +40,26 @@ def check_plan(plan: Plan) -> None:
 
 
 def find_hazards(plan: Plan) -> list[Hazard]:
-    """Every broken rule. Rules about memory are asked only where launches and arguments make sense."""
+    """Every broken rule, in steps of one row and of several, which may run on other kernels.
+
+    Rules about memory are asked only where launches and arguments make sense.
+    """
     found = list(presence(plan))
     if found:
         return found
+    one, several = (tuple(plan.kernel_for(p, rows) for p in plan.launches) for rows in (1, 2))
+    found = _hazards_of(plan, one)
+    if several != one:
+        found += [hazard for hazard in _hazards_of(plan, several) if hazard not in found]
+    return found
+
+
+def _hazards_of(plan: Plan, kernels: Sequence[Kernel]) -> list[Hazard]:
+    """Every broken rule where the launches of the step run these ``kernels``."""
+    found: list[Hazard] = []
     by_name = {launch.name: launch for launch in plan.graph.launches}
     where = places(plan)
-    step = tuple(BoundLaunch(p, plan.kernels[p.kernel], by_name[p.name], where) for p in plan.launches)
+    step = tuple(BoundLaunch(p, k, by_name[p.name], where) for p, k in zip(plan.launches, kernels, strict=True))
     chosen = plan.sampler.launches if plan.sampler is not None else ()
     after = tuple(BoundLaunch(p, plan.kernels[p.kernel], Launch(p.name, "sample", ()), where) for p in chosen)
     for launch in (*step, *after):

@@ -34,7 +34,7 @@ def _fit(plan: Plan, launch: PlannedLaunch) -> Iterator[Hazard]:
     if not kernel.paths:
         yield Hazard("launches", launch.name, "", "", f"kernel {kernel.name} does not state its effects")
     if kernel.several is not None and not _alike(kernel, plan.kernels.get(kernel.several)):
-        message = f"kernel {kernel.several} is to run in place of {kernel.name}, and is not the same"
+        message = f"kernel {kernel.several} is to run in place of {kernel.name}, and does not fit its launches"
         yield Hazard("launches", launch.name, "", "", message)
     kinds = {p.name: a.kind for p, a in zip(kernel.params, launch.args, strict=True)}
     followed = {p for path in kernel.paths for e in path for p in (e.param, *e.last, *e.guards) if p}
@@ -45,11 +45,12 @@ def _fit(plan: Plan, launch: PlannedLaunch) -> Iterator[Hazard]:
 
 
 def _alike(kernel: Kernel, other: Kernel | None) -> bool:
-    """Whether ``other`` is ``kernel`` but for its name and registers, so that what is proved of one holds of both."""
-    if other is None:
+    """Whether ``other`` takes what ``kernel`` is given, for the same sizes, and states its effects."""
+    if other is None or not other.paths:
         return False
-    source = kernel.source.replace(f"def {kernel.name}(", f"def {other.name}(")
-    expected = replace(kernel, name=other.name, source=source, max_registers=other.max_registers, several=None)
+    expected = replace(
+        kernel, name=other.name, source=other.source, paths=other.paths, max_registers=other.max_registers, several=None
+    )
     return other == expected
 
 

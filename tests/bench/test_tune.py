@@ -83,7 +83,7 @@ def entry_of(found: Tuned, without: set[str]) -> dict[str, object]:
 def test_a_kernel_for_several_rows_is_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline("tiny-flint").graph
     ruled = plan(graph)
-    name = next(n for n in ruled.kernels if n.startswith("expert_down_"))
+    name = next(n for n in ruled.kernels if n.startswith("route_"))
     monkeypatch.setattr("flintc.codegen.schedule.stored", lambda: {name: {"several": 96}})
     told = plan(graph)
     several = told.kernels[f"{name}_several"]
@@ -92,12 +92,31 @@ def test_a_kernel_for_several_rows_is_the_same_text(monkeypatch: pytest.MonkeyPa
     launch = next(x for x in told.launches if x.kernel == name)
     assert [told.kernel_for(launch, rows).name for rows in (1, 2, 8)] == [name, several.name, several.name]
     assert find_hazards(told) == []
-    other = replace(several, source=several.source.replace("wait_for_producers()", "pass"))
-    for wrong in ({**told.kernels, several.name: other}, {n: k for n, k in told.kernels.items() if k is not several}):
+    for change in ({"params": several.params[1:]}, {"paths": ()}, {"constants": {}}, {"waits": False}, None):
+        others = {several.name: replace(several, **change)} if change else {}
+        wrong = {n: k for n, k in told.kernels.items() if k is not several} | others
         assert {h.message for h in find_hazards(replace(told, kernels=wrong))} == {
-            f"kernel {several.name} is to run in place of {name}, and is not the same"
+            f"kernel {several.name} is to run in place of {name}, and does not fit its launches"
         }
     assert plan_from_json(plan_to_json(told)) == told
+
+
+def test_what_runs_of_several_rows_is_proved_by_itself() -> None:
+    """A wait left out, or a load raised above it, in either of two kernels that serve the same launch."""
+    whole = plan(pipeline("tiny-flint").graph)
+    assert find_hazards(whole) == []
+    down = next(k for k in whole.kernels.values() if k.name.startswith("expert_down_") and k.several)
+    assert down.several is not None
+    for name in (down.name, down.several):
+        kernel = whole.kernels[name]
+        early = replace(kernel, paths=tuple(tuple(e for e in p if e.kind != "wait") for p in kernel.paths))
+        hazards = find_hazards(replace(whole, kernels={**whole.kernels, name: early}))
+        assert {h.rule for h in hazards} >= {"attribute", "order"}
+    # The order of one row's loads is safe after the trigger of one row only.
+    ahead = replace(whole.kernels[down.several], paths=down.paths)
+    hazards = find_hazards(replace(whole, kernels={**whole.kernels, down.several: ahead}))
+    assert {h.rule for h in hazards} == {"load-above-wait"}
+    assert all(h.value.endswith((".chosen", ".mix")) for h in hazards)
 
 
 def test_a_kernel_is_laid_out_as_it_is_told() -> None:

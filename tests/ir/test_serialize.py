@@ -140,7 +140,11 @@ REFUSED = [
     (("graph", "launches", 1, "ops", 0), "embed", "the launches do not hold every op exactly once"),
     (("graph", "launches", 0, "crossings", 0, "kind"), "magic", "$.graph.launches[0].crossings[0].kind: 'magic'"),
     (("graph", "launches", 0, "crossings", 0, "value"), "x", "$.graph.launches[0].crossings[0].value: unknown value"),
-    (("graph", "launches", 0, "dependent", "trigger"), "soon", "dependent.trigger: 'soon' is not one of early, late"),
+    (
+        ("graph", "launches", 0, "dependent", "trigger"),
+        "soon",
+        "dependent.trigger: 'soon' is not one of early, waited, late",
+    ),
     (("graph", "launches", 0, "dependent", "prefetch", 0), "x", "dependent.prefetch[0]: unknown value 'x'"),
     (("graph", "launches", 0, "tile"), "16", "$.graph.launches[0].tile: expected a whole number"),
     (("graph", "outputs", 0), "x", "$.graph.outputs[0]: unknown value 'x'"),

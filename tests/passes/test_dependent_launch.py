@@ -1,8 +1,12 @@
 """Pass 6: what each launch of a real graph may fetch before the launches before it have finished."""
 
+from dataclasses import replace
+
 import pytest
 from graphs import OTHER, baseline, pipeline
 
+from flintc.errors import VerificationError
+from flintc.ir.verify import verify
 from flintc.passes import PASSES, run_pipeline
 from flintc.passes.dependent_launch import DependentLaunch
 
@@ -32,6 +36,40 @@ def test_what_a_moe_layer_fetches():
         "expert_gate_up": ("L2.w.shared_gate_up",),
         "expert_down": ("L2.w.shared_down",),
     }
+
+
+def test_one_row_fetches_its_experts_as_soon_as_they_are_chosen():
+    """They were chosen before the launch before, which for that triggers once it has waited for the choice."""
+    by_role = {role: x.dependent.alone for role, x in launches().items()}
+    chain = {role: alone and (alone.prefetch, alone.trigger) for role, alone in by_role.items()}
+    assert chain.pop("expert_gate_up") == (("L2.w.shared_gate_up",), "waited")
+    assert chain.pop("expert_down") == (("L2.chosen", "L2.w.expert_down", "L2.mix", "L2.w.shared_down"), "early")
+    assert set(chain.values()) == {None}
+
+
+@pytest.mark.parametrize("trigger", ["early", "waited", "late"])
+def test_what_the_launch_before_does_not_wait_for_may_not_be_fetched(trigger):
+    graph = pipeline("tiny-flint").graph
+    changed = [
+        replace(x, dependent=replace(x.dependent, alone=replace(x.dependent.alone, trigger=trigger)))
+        if x.name == "L2.expert_gate_up"
+        else x
+        for x in graph.launches
+    ]
+    broken = graph.with_launches(tuple(changed))
+    if trigger != "early":
+        verify(broken)
+        return
+    with pytest.raises(
+        VerificationError, match=r"L2\.chosen may not be prefetched: this step may still be to write it"
+    ):
+        verify(broken)
+
+
+def test_a_choice_that_the_launch_before_makes_is_not_fetched_ahead():
+    """Routed experts' first product follows the choice at once."""
+    got = run_pipeline(baseline("tiny-flint"), [*list(PASSES)[:-1], DependentLaunch(ahead=("expert_gate_up",))]).graph
+    assert all(x.dependent.alone is None for x in got.launches)
 
 
 def test_nothing_made_in_the_step_is_fetched_but_older_pages_of_a_cache():

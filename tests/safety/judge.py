@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -40,9 +40,34 @@ MOSTLY_HARMLESS = frozenset({"duplicate-wait", "raise-wait", "attribute-alone", 
 OFTEN_HARMLESS = frozenset({"move-trigger", "old-cache-version", "shrink-buffer"})
 
 
+def base_plans(batch: int) -> tuple[Plan, ...]:
+    """Every prefix of the pipeline of two short models, each with the launches chained and not, as ``batch`` rows run.
+
+    The same objects for all batches of several rows.
+    """
+    return _one_row() if batch == 1 else _several_rows()
+
+
 @cache
-def base_plans() -> tuple[Plan, ...]:
-    """Every prefix of the pipeline of two short models, each with the launches chained and not."""
+def _one_row() -> tuple[Plan, ...]:
+    return tuple(as_run(made, 1) for made in whole_plans())
+
+
+@cache
+def _several_rows() -> tuple[Plan, ...]:
+    return tuple(as_run(made, max(ROWS)) for made in whole_plans())
+
+
+def as_run(whole: Plan, rows: int) -> Plan:
+    """``whole`` with those kernels alone that steps of ``rows`` rows run on."""
+    launches = tuple(replace(x, kernel=whole.kernel_for(x, rows).name) for x in whole.launches)
+    kernels = {name: replace(kernel, several=None) for name, kernel in whole.kernels.items()}
+    return replace(whole, kernels=kernels, launches=launches)
+
+
+@cache
+def whole_plans() -> tuple[Plan, ...]:
+    """The plans of :func:`base_plans` with the kernels for every number of rows."""
     names = [name for name in PASSES if name != CHAIN]
     prefixes = [names[:count] for count in range(len(names) + 1)]
     return tuple(
@@ -72,7 +97,7 @@ class Tally:
 @cache
 def translator(batch: int) -> Translator:
     """One translator a batch size, for what it keeps of the plans that mutants are made from."""
-    return Translator(batch, base_plans())
+    return Translator(batch, base_plans(batch))
 
 
 def truth(mutant: Mutant, batch: int, shuffles: int = 0, seed: int = 0) -> str:
@@ -89,10 +114,10 @@ def judge(kind: str, count: int, seed: int, shuffles: int = 0) -> Tally:
     """Judge ``count`` mutants of ``kind``."""
     random, tally = Random(f"{kind} {seed}"), Tally()
     while tally.counts.total() < count:
-        mutant = KINDS[kind](random.choice(base_plans()), random)
+        batch = random.choice(list(ROWS))
+        mutant = KINDS[kind](random.choice(base_plans(batch)), random)
         if mutant is None:
             continue
-        batch = random.choice(list(ROWS))
         why = truth(mutant, batch, shuffles, random.randrange(1 << 30))
         record(tally, mutant, f"batch {batch}: {why}" if why else "", find_hazards(mutant.plan))
     return tally

@@ -7,7 +7,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from judge import base_plans
+from judge import whole_plans
 
 from flintc.errors import BundleError, VerificationError
 from flintc.ir.serialize import plan_from_json, plan_to_json
@@ -36,7 +36,7 @@ def damaged(text: str, random: Random) -> Any:
 
 
 def test_damage_is_refused_or_harmless() -> None:
-    text = json.dumps(plan_to_json(base_plans()[13]))  # the whole pipeline, chained
+    text = json.dumps(plan_to_json(whole_plans()[13]))  # the whole pipeline, chained
     verdicts: Counter[str] = Counter()
     random = Random(0)
     for _ in range(250):

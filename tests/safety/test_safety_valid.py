@@ -7,7 +7,7 @@ import time
 
 import pytest
 from graphs import OTHER, baseline
-from judge import base_plans, translator
+from judge import as_run, base_plans, translator
 
 from flintc.codegen.planner import plan
 from flintc.codegen.sampler import with_sampler
@@ -42,7 +42,8 @@ def test_every_way_of_chaining(options: DependentLaunch) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_the_machine_agrees_at_every_batch_size(batch: int) -> None:
-    for made in (*base_plans(), planned("tiny-flint", "bf16", len(PASSES)), planned(OTHER, "bf16", len(PASSES))):
+    whole = (planned("tiny-flint", "bf16", len(PASSES)), planned(OTHER, "bf16", len(PASSES)))
+    for made in (*base_plans(batch), *(as_run(x, batch) for x in whole)):
         machine = translator(batch).machine(made)
         assert machine.hazard(stalled=len(made.launches) + 1, shuffles=1, seed=batch) == ""
 
@@ -58,5 +59,7 @@ def test_the_whole_of_flint_takes_less_than_a_third_of_a_second() -> None:
 
 def test_the_whole_of_flint_in_the_machine() -> None:
     """In turn, and in one random order: holding back every program of 346 launches would take minutes."""
-    machine = translator(8).machine(planned("flint", "bf16", len(PASSES)))
-    assert machine.hazard(stalled=0, shuffles=1) == ""
+    whole = planned("flint", "bf16", len(PASSES))
+    for batch in (1, 8):
+        machine = translator(batch).machine(as_run(whole, batch))
+        assert machine.hazard(stalled=0, shuffles=1) == ""

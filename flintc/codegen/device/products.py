@@ -87,11 +87,24 @@ def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: 
 
 @triton.jit
 def accumulate_own(
-    acc, rows_ptr, groups, rows, stride, width, x_ptr, place, K: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr
+    acc,
+    tile,
+    rows_ptr,
+    groups,
+    rows,
+    stride,
+    width,
+    x_ptr,
+    place,
+    K: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
-    """acc + every warp's BF16 rows times its vector, over at most K columns: FP32 [CHAINS * SPLIT, ROWS, COLUMNS]."""
+    """acc + every warp's BF16 rows times its vector, over at most K columns: FP32 [CHAINS * SPLIT, ROWS, COLUMNS].
+
+    ``tile`` is the first tile of the rows, loaded by the caller.
+    """
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
-    tile = own_weights(rows_ptr, groups, rows, stride, width, 0, STEPS, EVEN)
     for k in tl.static_range(0, K, STEPS * 32):
         x = own_vectors(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
         weights = weight_operand(tile, CHAINS)
@@ -104,6 +117,7 @@ def accumulate_own(
 @triton.jit
 def accumulate_own_packed(
     acc,
+    tile,
     codes_ptr,
     scales_ptr,
     groups,
@@ -118,7 +132,6 @@ def accumulate_own_packed(
 ):
     """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
-    tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, 0, STEPS, EVEN)
     for k in tl.static_range(0, K, STEPS * 128):
         x = own_vectors_of_words(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
         weights = packed_operand(tile, CHAINS)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from flintc.codegen.device.order import NO_ORDER, logit_of
 from flintc.codegen.device.philox import philox_uniform
 
 #: Weight of the likeliest token: weights are whole numbers, so that their sums depend on no order.
@@ -10,9 +11,6 @@ UNITS: tl.constexpr = tl.constexpr(1 << 40)
 
 #: Added to an FP64 number below 2^51 and taken away again, it leaves the nearest whole number, ties to even.
 WHOLE: tl.constexpr = tl.constexpr(3 << 51)
-
-#: Below the order of every number.
-NO_ORDER: tl.constexpr = tl.constexpr(-(1 << 31))
 
 #: Above every id.
 NO_ID: tl.constexpr = tl.constexpr((1 << 31) - 1)
@@ -28,20 +26,6 @@ def load_word(words_ptr):
 def load_double(words_ptr):
     """An FP64 number kept as two 32-bit words, the low one first."""
     return ((load_word(words_ptr + 1) << 32) | load_word(words_ptr)).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def order_of(logits):
-    """int32 that ascends with the logit; both zeros are equal."""
-    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
-    # Negative floats sort backwards by their bits: flip all but the sign.
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def logit_of(order):
-    """The logit of an order."""
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

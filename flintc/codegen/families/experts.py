@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flintc.codegen.families.gemv import (
     MAX_WARPS,
+    NVFP4,
     Constants,
     Walk,
     format_of,
@@ -128,11 +129,14 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         f"y [B, {n}] = the {ranks} chosen experts' products, weighted and summed"
         + (", plus the shared expert's." if shared else "."),
         grid=(-(-n // tile), "B", 1),
-        blocks={"shared": bool(shared), **weight_blocks(graph, launch, shared[0] if shared else op)},
+        blocks={
+            "shared": bool(shared), "nvfp4": format is NVFP4,
+            "ahead": launch.dependent is not None and ids in launch.dependent.prefetch,
+        },
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers_of(name, tile, -(-n // tile), shape.warps),
-    )
+    )  # fmt: skip
 
 
 def _activation(graph: Graph, launch: Launch, op: Op) -> str:
