@@ -35,3 +35,4 @@ def test_all_codes_of_a_word_times_every_scale() -> None:
     for output, position in enumerate((0, 4, 1, 5, 2, 6, 3, 7)):
         code = torch.tensor(E2M1, dtype=torch.float64)[(words >> np.uint32(4 * position) & np.uint32(15)).astype(int)]
         assert torch.equal(bf16(values[f"${output}"]).double(), code * size / 128)
+        assert not (values[f"${output}"] & 3).any()  # what hold_above relies on

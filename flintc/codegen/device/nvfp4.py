@@ -88,6 +88,39 @@ def word_values(words, scales):
 
 
 @triton.jit
+def hold_above(c0, c4, c1, c5, c2, c6, c3, c7):
+    """Keep the assembler from moving what computes these values of :func:`word_values` below what follows.
+
+    It sinks arithmetic towards its use, past a wait that the arithmetic would have filled. So the values decide here
+    about a fence, which it may not move, and which no values ever run: their lowest bits are zero, since the product of
+    a code (two significant bits) and a scale (four) has six of the eight that BF16 keeps.
+    """
+    if not INTERPRET:
+        tl.inline_asm_elementwise(
+            """{
+                .reg .pred odd;
+                .reg .b32 a, b;
+                mov.b32 a, {$1, $2};
+                mov.b32 b, {$3, $4};
+                or.b32 a, a, b;
+                mov.b32 b, {$5, $6};
+                or.b32 a, a, b;
+                mov.b32 b, {$7, $8};
+                or.b32 a, a, b;
+                and.b32 a, a, 0x00010001;
+                setp.ne.u32 odd, a, 0;
+                @odd membar.cta;
+                mov.u32 $0, 0;
+            }""",
+            "=r,h,h,h,h,h,h,h,h",
+            [c0, c4, c1, c5, c2, c6, c3, c7],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def load_packed(
     codes_ptr,
     scales_ptr,
@@ -123,10 +156,11 @@ def load_packed(
 
 
 @triton.jit
-def dequantise(codes, scales):
+def dequantise(codes, scales, HELD: tl.constexpr = False):
     """A tile as loaded -> code * block scale / SUM_UNIT, exact: BF16 [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
 
     The last axes are those of a word's eight codes: instruction, half of its K, pair. FP32 in the interpreter.
+    HELD: above a wait that follows.
     """
     pairs: tl.constexpr = (codes.shape[0], codes.shape[1], codes.shape[2], 32, 2, 2)
     if INTERPRET:
@@ -146,20 +180,22 @@ def dequantise(codes, scales):
         scale = tl.join(low, high)[:, :, :, :, :, None]
         scale = tl.reshape(tl.broadcast_to(scale, pairs), codes.shape)
         c0, c4, c1, c5, c2, c6, c3, c7 = word_values(codes, scale)
+        if HELD:
+            hold_above(c0, c4, c1, c5, c2, c6, c3, c7)
         low_halves = tl.join(tl.join(c0, c2), tl.join(c1, c3))
         high_halves = tl.join(tl.join(c4, c6), tl.join(c5, c7))
         return tl.join(low_halves, high_halves)
 
 
 @triton.jit
-def packed_operand(tile, CHAINS: tl.constexpr):
-    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]."""
+def packed_operand(tile, CHAINS: tl.constexpr, HELD: tl.constexpr = False):
+    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]; HELD: see :func:`dequantise`."""
     codes, scales = tile
     STEPS: tl.constexpr = codes.shape[0]
     GROUPS: tl.constexpr = codes.shape[1]
     SPLIT: tl.constexpr = codes.shape[2]
     # Axes: step, group, split, row of eight, lane of four, chain, its words, instruction, half of K, pair.
-    weights = tl.reshape(dequantise(codes, scales), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
+    weights = tl.reshape(dequantise(codes, scales, HELD), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
     weights = tl.permute(weights, (5, 2, 1, 3, 0, 6, 7, 4, 8, 9))
     return tl.reshape(weights, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
 
@@ -225,6 +261,22 @@ def accumulate_packed(
             tile = load_packed(codes_ptr, scales_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN)
         acc = dot_bf16(weights, x, acc)
     return acc
+
+
+@triton.jit
+def accumulate_operand(
+    acc,
+    weights,
+    x_ptr,
+    count,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """The same where one tile, unpacked by the caller, holds all of K: acc + ``weights`` x ``count`` vectors."""
+    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
+    x = load_vectors_of_words(x_ptr, 0, count, 0, K, acc.shape[2], SPLIT, CHAINS, STEPS, True)
+    return dot_bf16(weights, x, acc)
 
 
 @triton.jit

@@ -182,7 +182,7 @@ def linear(graph: Graph, launch: Launch) -> Selection:
         "gemv.py.j2",
         f"y [B, {n}] = x [B, {k}] times weight [{n}, {k}].",
         grid=(-(-n // tile), 1, 1),
-        blocks={"epilogue": "store", "rounded": rounded, **weight_blocks(graph, launch, op)},
+        blocks={"epilogue": "store", "rounded": rounded, "held": False, **weight_blocks(graph, launch, op)},
         constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
         max_registers=registers,
@@ -204,11 +204,14 @@ def gate_up(graph: Graph, launch: Launch) -> Selection:
         "gemv.py.j2",
         f"act [B, {n // 2}] = silu(gate) * up, both rows of weight [{n}, {k}] times x [B, {k}].",
         grid=(-(-n // tile), 1, 1),
-        blocks={"epilogue": "silu_mul", "rounded": is_rounded(graph, op), **weight_blocks(graph, launch, op)},
+        blocks={
+            "epilogue": "silu_mul", "rounded": is_rounded(graph, op), "held": False,
+            **weight_blocks(graph, launch, op),
+        },
         constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
         max_registers=registers,
-    )
+    )  # fmt: skip
 
 
 def qkv(graph: Graph, launch: Launch) -> Selection:
@@ -227,6 +230,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     constants |= {"HEAD": head, "PARTS": parts, "EVEN": head % tile == 0 and k % shape.block == 0}
     _finished_heads(graph, launch, sig, constants)
     columns = sig.extent("columns", graph.values[write.inputs[5]].type.shape[1], constants)
+    blocks = weight_blocks(graph, launch, op)
     sig.counters("arrivals", heads)
     sig.symbol("B", "B")
     return sig.select(
@@ -236,7 +240,8 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         grid=(heads * parts, 1, 1),
         blocks={
             "epilogue": "heads", "rotate": rotate, "windowed": windowed, "columns": columns,
-            **weight_blocks(graph, launch, op),
+            "held": blocks["nvfp4"] and blocks["prefetch"] and bool(constants["EVEN"]) and k == shape.block,
+            **blocks,
         },
         constants=constants,
         num_warps=shape.warps,

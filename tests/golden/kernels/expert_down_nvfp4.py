@@ -65,6 +65,39 @@ def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: 
 
 
 @triton.jit
+def hold_above(c0, c4, c1, c5, c2, c6, c3, c7):
+    """Keep the assembler from moving what computes these values of :func:`word_values` below what follows.
+
+    It sinks arithmetic towards its use, past a wait that the arithmetic would have filled. So the values decide here
+    about a fence, which it may not move, and which no values ever run: their lowest bits are zero, since the product of
+    a code (two significant bits) and a scale (four) has six of the eight that BF16 keeps.
+    """
+    if not INTERPRET:
+        tl.inline_asm_elementwise(
+            """{
+                .reg .pred odd;
+                .reg .b32 a, b;
+                mov.b32 a, {$1, $2};
+                mov.b32 b, {$3, $4};
+                or.b32 a, a, b;
+                mov.b32 b, {$5, $6};
+                or.b32 a, a, b;
+                mov.b32 b, {$7, $8};
+                or.b32 a, a, b;
+                and.b32 a, a, 0x00010001;
+                setp.ne.u32 odd, a, 0;
+                @odd membar.cta;
+                mov.u32 $0, 0;
+            }""",
+            "=r,h,h,h,h,h,h,h,h",
+            [c0, c4, c1, c5, c2, c6, c3, c7],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def scale_values(scales):
     """Both E4M3 scales of an int16 pair of bytes, times 2^119: BF16, exact.
 
@@ -134,10 +167,11 @@ def word_values(words, scales):
 
 
 @triton.jit
-def dequantise(codes, scales):
+def dequantise(codes, scales, HELD: tl.constexpr = False):
     """A tile as loaded -> code * block scale / SUM_UNIT, exact: BF16 [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
 
     The last axes are those of a word's eight codes: instruction, half of its K, pair. FP32 in the interpreter.
+    HELD: above a wait that follows.
     """
     pairs: tl.constexpr = (codes.shape[0], codes.shape[1], codes.shape[2], 32, 2, 2)
     if INTERPRET:
@@ -157,20 +191,22 @@ def dequantise(codes, scales):
         scale = tl.join(low, high)[:, :, :, :, :, None]
         scale = tl.reshape(tl.broadcast_to(scale, pairs), codes.shape)
         c0, c4, c1, c5, c2, c6, c3, c7 = word_values(codes, scale)
+        if HELD:
+            hold_above(c0, c4, c1, c5, c2, c6, c3, c7)
         low_halves = tl.join(tl.join(c0, c2), tl.join(c1, c3))
         high_halves = tl.join(tl.join(c4, c6), tl.join(c5, c7))
         return tl.join(low_halves, high_halves)
 
 
 @triton.jit
-def packed_operand(tile, CHAINS: tl.constexpr):
-    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]."""
+def packed_operand(tile, CHAINS: tl.constexpr, HELD: tl.constexpr = False):
+    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]; HELD: see :func:`dequantise`."""
     codes, scales = tile
     STEPS: tl.constexpr = codes.shape[0]
     GROUPS: tl.constexpr = codes.shape[1]
     SPLIT: tl.constexpr = codes.shape[2]
     # Axes: step, group, split, row of eight, lane of four, chain, its words, instruction, half of K, pair.
-    weights = tl.reshape(dequantise(codes, scales), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
+    weights = tl.reshape(dequantise(codes, scales, HELD), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
     weights = tl.permute(weights, (5, 2, 1, 3, 0, 6, 7, 4, 8, 9))
     return tl.reshape(weights, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
 
@@ -178,6 +214,7 @@ def packed_operand(tile, CHAINS: tl.constexpr):
 @triton.jit
 def accumulate_own_packed(
     acc,
+    tile,
     codes_ptr,
     scales_ptr,
     groups,
@@ -192,7 +229,6 @@ def accumulate_own_packed(
 ):
     """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
-    tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, 0, STEPS, EVEN)
     for k in tl.static_range(0, K, STEPS * 128):
         x = own_vectors_of_words(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
         weights = packed_operand(tile, CHAINS)
@@ -358,22 +394,24 @@ def expert_down_2048x512_nvfp4_shared(
     width = tl.where(routed, K, tl.minimum(SHARED_K - part, K))
     x = tl.where(routed, x, shared_x_ptr + vector * SHARED_K + part)
     place = tl.minimum(place, RANKS)
-    acc = tl.zeros((CHAINS * SPLIT, TILE, COLUMNS), tl.float32)
     codes = weight_codes_ptr + (expert * N + first) * (K // 2)
     codes = tl.where(routed, codes, shared_codes_ptr + (first * SHARED_K + part) // 2)
     scales = weight_scales_ptr + (expert * N + first) * (K // 16)
     scales = tl.where(routed, scales, shared_scales_ptr + (first * SHARED_K + part) // 16)
     codes, scales = codes.to(tl.pointer_type(tl.int32)), scales.to(tl.pointer_type(tl.int16))
-    acc = accumulate_own_packed(acc, codes, scales, groups, rows, stride, width, x, place, K, STEPS, EVEN)
+    tile = own_packed(codes, scales, groups, rows, stride, width, 0, STEPS, EVEN)
+    acc = tl.zeros((CHAINS * SPLIT, TILE, COLUMNS), tl.float32)
+    acc = accumulate_own_packed(acc, tile, codes, scales, groups, rows, stride, width, x, place, K, STEPS, EVEN)
+    y = sum_warps(acc, SPLIT)
     # A column is a product.
     column = tl.arange(0, COLUMNS)[None, :]
     mix = tl.load(mix_ptr + vector * RANKS + column, mask=column < RANKS, other=0.0)
-    y = sum_warps(acc, SPLIT)
     expert = tl.load(ids_ptr + vector * RANKS + column, mask=column < RANKS, other=0).to(tl.int64)
     scale = weight_scale_ptr + expert * N
     scale = tl.where(column < RANKS, scale, shared_scale_ptr)
     known = (row < N)[:, None] & (column < RANKS + 1)
-    y *= tl.load(scale + row[:, None], mask=known, other=0.0) * SUM_UNIT
+    scale = tl.load(scale + row[:, None], mask=known, other=0.0) * SUM_UNIT
+    y *= scale
     y = round_bf16(y).to(tl.float32)
     terms = tl.where(column < RANKS, y * mix, y)
     total = combine_columns(terms, RANKS, SHARED=1)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 
-NO_KEY: tl.constexpr = tl.constexpr(-(1 << 63))
+NO_ORDER: tl.constexpr = tl.constexpr(-(1 << 31))
 
 
 INTERPRET: tl.constexpr = tl.constexpr(False)
@@ -37,26 +37,39 @@ def arrive_last(counter_ptr, group):
 
 
 @triton.jit
-def choice_key(logit, index):
-    """int64 key: a larger logit has the larger key, and of equal logits the lower index. Holds both exactly."""
-    # -0.0 equals 0.0, but its bits do not.
-    bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)
+def best_left(orders):
+    """The largest of some tensors of 32 orders, and the lowest index that has it, counted through them all."""
+    largest = orders[0]
+    for group in tl.static_range(1, len(orders)):
+        largest = tl.maximum(largest, orders[group])
+    best = tl.max(largest, 0)
+    id = tl.full((32,), 0x7FFFFFFF, tl.int32)
+    for group in tl.static_range(len(orders) - 1, -1, -1):
+        id = tl.where(orders[group] == best, group * 32 + tl.arange(0, 32), id)
+    return best, tl.min(id, 0)
+
+
+@triton.jit
+def logit_of(order):
+    """The logit of an order."""
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def order_of(logits):
+    """int32 that ascends with the logit; both zeros are equal."""
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     # Negative floats sort backwards by their bits: flip all but the sign.
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def key_index(key):
-    """The index in a key, int32."""
-    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
-
-
-@triton.jit
-def key_logit(key):
-    """The logit in a key, FP32."""
-    ordered = (key >> 32).to(tl.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+def without(orders, id):
+    """The orders with that of index ``id`` taken out."""
+    left = ()
+    for group in tl.static_range(len(orders)):
+        left = left + (tl.where(group * 32 + tl.arange(0, 32) == id, NO_ORDER, orders[group]),)
+    return left
 
 
 @triton.jit
@@ -77,37 +90,37 @@ def choose(
     Logits are held 32 to a tensor, one a lane, every warp holding all of them: no round of the choice needs a barrier.
     """
     lane = tl.arange(0, 32)
-    keys = ()
+    orders = ()
     for first in tl.static_range(0, EXPERTS, 32):
         index = first + lane
         logit = tl.zeros((32,), tl.float32)
         for part in tl.static_range(PARTS - 1, -1, -1):
             logit += tl.load(logits_ptr + part * EXPERTS + index, mask=index < EXPERTS, other=0.0)
-        keys = keys + (tl.where(index < EXPERTS, choice_key(logit, index), NO_KEY),)
+        orders = orders + (tl.where(index < EXPERTS, order_of(logit), NO_ORDER),)
     rank = tl.arange(0, triton.next_power_of_2(CHOSEN))
-    chosen = tl.full(rank.shape, NO_KEY, tl.int64)
-    best = ~NO_KEY
+    ids = tl.zeros(rank.shape, tl.int32)
+    chosen = tl.full(rank.shape, NO_ORDER, tl.int32)
+    left = orders
     for r in tl.static_range(CHOSEN):
-        left = tl.full((32,), NO_KEY, tl.int64)
-        for group in tl.static_range(len(keys)):
-            left = tl.maximum(left, tl.where(keys[group] < best, keys[group], NO_KEY))
-        best = tl.max(left, 0)
+        best, id = best_left(left)
         chosen = tl.where(rank == r, best, chosen)
+        ids = tl.where(rank == r, id, ids)
+        left = without(left, id)
     taken = rank < CHOSEN
-    score = tl.where(taken, key_logit(chosen), 0.0)
+    score = tl.where(taken, logit_of(chosen), 0.0)
     if SOFTMAX:
         # The best logit is the largest: no second maximum is needed.
         top = tl.max(tl.where(taken, score, float("-inf")), 0)
         terms = tl.zeros((32,), tl.float32)
-        for group in tl.static_range(len(keys)):
-            terms += tl.where(keys[group] != NO_KEY, tl.exp(key_logit(keys[group]) - top), 0.0)
+        for group in tl.static_range(len(orders)):
+            terms += tl.where(orders[group] != NO_ORDER, tl.exp(logit_of(orders[group]) - top), 0.0)
         weight = tl.exp(score - top) / tl.sum(terms, 0)
     else:
         weight = 1.0 / (1.0 + tl.exp(-score))
     weight = tl.where(taken, weight, 0.0)
     if RENORMALIZE:
         weight = weight / (tl.sum(weight, 0) + 1e-20)
-    return tl.where(taken, key_index(chosen), 0), weight
+    return ids, weight
 
 
 @triton.jit
