@@ -2,7 +2,8 @@
 
 Threads of their own have the weights' files read from the disk, map torch's libraries and create the GPU's context:
 nothing of that needs Python, so it runs beside the imports. And those make objects by the hundred thousand that all
-stay: looking through them for garbage takes a sixth of the time, so it waits.
+stay: looking through them for garbage takes a sixth of the time, so it waits, and then leaves them to the rare search
+among what is old.
 """
 
 from __future__ import annotations
@@ -50,7 +51,15 @@ def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iter
         for thread in loading:
             thread.join()
         if collecting:
+            _count_as_old()
             gc.enable()
+
+
+def _count_as_old() -> None:
+    """Make every object one of those that have been looked at in vain; garbage among them is still found."""
+    if not gc.get_freeze_count():  # what a program has frozen itself stays so
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _in_background(work: Callable[[], None]) -> threading.Thread:

@@ -30,6 +30,24 @@ def test_garbage_is_collected_again_afterwards_if_it_was_before(collecting):
         (gc.enable if was else gc.disable)()
 
 
+def test_what_was_made_meanwhile_is_looked_at_with_the_old_and_still_found():
+    said = fresh(
+        "import gc, weakref\n"
+        "from flintc.runtime.early import early_start\n"
+        "class Ring: pass\n"
+        "with early_start(gpu=False):\n"
+        "    ring = Ring(); ring.own = ring; gone = weakref.ref(ring)\n"
+        "print(any(one is ring for one in gc.get_objects(generation=2)), gc.get_freeze_count())\n"
+        "del ring\n"
+        "gc.collect()\n"
+        "print(gone())\n"
+        "gc.freeze(); kept = gc.get_freeze_count()\n"
+        "with early_start(gpu=False): pass\n"
+        "print(kept == gc.get_freeze_count() > 0)\n"
+    )
+    assert said == ["True", "0", "None", "True"]
+
+
 def resident(path):
     """Share of a file's pages that are in memory."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED) as pages:
