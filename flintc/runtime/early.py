@@ -36,6 +36,8 @@ def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iter
     why it is not there.
     """
     loading = []
+    if gpu:
+        _import_driver()
     if "torch" not in sys.modules:
         loading.append(_in_background(_map_libraries))
         if weights is not None:
@@ -102,6 +104,15 @@ def _available() -> int:
     """Bytes of memory that the system can give without swapping, its file cache included."""
     line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemAvailable:"))
     return int(line.split()[1]) << 10
+
+
+def _import_driver() -> None:
+    """Import what speaks to the driver, and have it load the driver's own library.
+
+    Not in a thread: whoever loads a library while torch's are being mapped waits for those, and holds Python's lock.
+    """
+    with contextlib.suppress(Exception):
+        load_driver().cuDriverGetVersion()
 
 
 def _map_libraries() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,6 +147,18 @@ def test_torch_is_whole_when_its_libraries_were_mapped_ahead():
         "print(torch.ones(3, dtype=torch.bfloat16).sum().item())\n"
     )
     assert said == ["True", "3.0"]
+
+
+def test_the_driver_is_there_before_torch_is_mapped(monkeypatch):
+    """What is loaded while torch's libraries are waits for them, with Python's lock."""
+    done = []
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    driver = SimpleNamespace(cuDriverGetVersion=lambda: done.append("driver"), cuInit=lambda _: 1 / 0)
+    monkeypatch.setattr("flintc.runtime.early.load_driver", lambda: driver)
+    monkeypatch.setattr("flintc.runtime.early._map_libraries", lambda: done.append("torch"))
+    with early_start(gpu=True):
+        pass
+    assert done == ["driver", "torch"]
 
 
 def test_loading_imports_no_more_than_it_needs():
