@@ -177,6 +177,8 @@ def load(
     Raises CheckpointError, BundleError, BackendError, UsageError, CapacityError where the GPU's memory does not do,
     and TokenizerError for ``tokenizer``.
     """
+    # Ahead of the threads: what loads a library while they load torch's waits for those.
+    import flintc.bundle  # noqa: F401
     from flintc.runtime.early import early_start
 
     gpu = backend in (None, "cuda") and device in (None, "cuda") and numerics != "fp32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -54,7 +55,10 @@ def build_app() -> typer.Typer:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
-    sys.exit(run(argv))
+    code = run(argv)
+    # Python looks through all there is for garbage on its way out, again and again; the system takes it back anyway.
+    gc.freeze()
+    sys.exit(code)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

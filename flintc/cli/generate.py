@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flintc.bench.memory import AnonymousPeak
+from flintc.bench.started import seconds_since_start
 from flintc.cli.common import BundleFolder, Debug, Json, emit, progress
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
+    from flintc.runtime.generation import Generation
     from flintc.runtime.model import Model
 
 
@@ -53,7 +56,7 @@ def generate_command(
     prepared: Annotated[
         bool, typer.Option("--prepared", help="Keep a copy of the weights as kernels read them; use it next time.")
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Tell what loading took: GB/s, peaks of memory.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell what loading took, and the first token.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -80,16 +83,34 @@ def generate_command(
     options: dict[str, Any] = {"max_tokens": max_tokens, **{k: v for k, v in given.items() if v is not None}}
     ids = _prompt_ids(model, prompt, chat)
     if as_json or not sys.stdout.isatty():
-        result = model.generate(ids, **options)
-        emit(as_json, asdict(result) | ({"loading": loading} if stats else {}), lambda: print(result.text))
-        if not as_json:
-            _show_loading(loading)
-        return
-    for token in model.stream(ids, **options):
+        result, seconds = _generate(model, ids, options)
+        told = {"first_token_seconds": seconds, "loading": loading} if stats else {}
+        emit(as_json, asdict(result) | told, lambda: print(result.text))
+    else:
+        seconds = _stream(model, ids, options)
+    if stats and not as_json:
+        _show_stats(loading, seconds)
+
+
+def _generate(model: Model, ids: Sequence[int], options: Any) -> tuple[Generation, float | None]:
+    """What ``model.generate`` makes, and the age of the process when it had the first token."""
+    from flintc.runtime.batch import run_requests
+
+    request = model.request(ids, options)
+    events = run_requests(model.executor, [request], model.sampled_vocab)
+    first, seconds = next(events), seconds_since_start()
+    return model.result(request, [first, *events]), seconds
+
+
+def _stream(model: Model, ids: Sequence[int], options: Any) -> float | None:
+    """Write the text as it comes; the age of the process when it had the first token."""
+    tokens = model.stream(ids, **options)
+    first, seconds = next(tokens), seconds_since_start()
+    for token in chain((first,), tokens):
         sys.stdout.write(token.text or "")
         sys.stdout.flush()
     sys.stdout.write("\n")
-    _show_loading(loading)
+    return seconds
 
 
 def _prompt_ids(model: Model, prompt: str | None, chat: str | None) -> Sequence[int]:
@@ -115,12 +136,12 @@ def _loading(model: Model, host_peak: int | None) -> dict[str, Any]:
     }
 
 
-def _show_loading(loading: dict[str, Any]) -> None:
+def _show_stats(loading: dict[str, Any], first_token: float | None) -> None:
     """The same for people, on stderr: stdout is the text's."""
-    if not loading:
-        return
     peaks = {"GPU": loading["device_peak_bytes"], "host (anonymous)": loading["host_peak_anonymous_bytes"]}
     said = [f"{where} {nbytes / 1e9:.3f} GB" for where, nbytes in peaks.items() if nbytes is not None]
     lines = [*loading["notes"], f"weights take {loading['weight_bytes'] / 1e9:.3f} GB; peak while loading: "]
     lines[-1] += ", ".join(said)
+    if first_token is not None:
+        lines.append(f"first token {first_token:.2f} s after the start of the process")
     sys.stderr.writelines(f"{line}\n" for line in lines)

@@ -2,7 +2,8 @@
 
 Threads of their own have the weights' files read from the disk, map torch's libraries and create the GPU's context:
 nothing of that needs Python, so it runs beside the imports. And those make objects by the hundred thousand that all
-stay: looking through them for garbage takes a sixth of the time, so it waits.
+stay: looking through them for garbage takes a sixth of the time, so it waits, and then leaves them to the rare search
+among what is old.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iter
     why it is not there.
     """
     loading = []
+    if gpu:
+        _import_driver()
     if "torch" not in sys.modules:
         loading.append(_in_background(_map_libraries))
         if weights is not None:
@@ -50,7 +53,15 @@ def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iter
         for thread in loading:
             thread.join()
         if collecting:
+            _count_as_old()
             gc.enable()
+
+
+def _count_as_old() -> None:
+    """Make every object one of those that have been looked at in vain; garbage among them is still found."""
+    if not gc.get_freeze_count():  # what a program has frozen itself stays so
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _in_background(work: Callable[[], None]) -> threading.Thread:
@@ -93,6 +104,15 @@ def _available() -> int:
     """Bytes of memory that the system can give without swapping, its file cache included."""
     line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemAvailable:"))
     return int(line.split()[1]) << 10
+
+
+def _import_driver() -> None:
+    """Import what speaks to the driver, and have it load the driver's own library.
+
+    Not in a thread: whoever loads a library while torch's are being mapped waits for those, and holds Python's lock.
+    """
+    with contextlib.suppress(Exception):
+        load_driver().cuDriverGetVersion()
 
 
 def _map_libraries() -> None:

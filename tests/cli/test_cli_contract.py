@@ -202,3 +202,11 @@ def test_progress_only_on_a_terminal(flintc: Flintc, tmp_path: Path, monkeypatch
     said = flintc("synth", "--spec", "tiny-flint", "-o", tmp_path / "b", "--json")
     assert "\x1b[" in screen.getvalue()
     assert set(json.loads(said.out)) == {"path", "format", "seed", "bytes", "files"}
+
+
+def test_no_garbage_is_looked_for_on_the_way_out() -> None:
+    """Half a second of it where torch is imported: all that is alive is out of the collector's sight by then."""
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 10_000))\n"
+    code += "from flintc.cli import main; main(['env', '--json'])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "True"

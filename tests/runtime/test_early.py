@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,24 @@ def test_garbage_is_collected_again_afterwards_if_it_was_before(collecting):
         assert gc.isenabled() == collecting
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_what_was_made_meanwhile_is_looked_at_with_the_old_and_still_found():
+    said = fresh(
+        "import gc, weakref\n"
+        "from flintc.runtime.early import early_start\n"
+        "class Ring: pass\n"
+        "with early_start(gpu=False):\n"
+        "    ring = Ring(); ring.own = ring; gone = weakref.ref(ring)\n"
+        "print(any(one is ring for one in gc.get_objects(generation=2)), gc.get_freeze_count())\n"
+        "del ring\n"
+        "gc.collect()\n"
+        "print(gone())\n"
+        "gc.freeze(); kept = gc.get_freeze_count()\n"
+        "with early_start(gpu=False): pass\n"
+        "print(kept == gc.get_freeze_count() > 0)\n"
+    )
+    assert said == ["True", "0", "None", "True"]
 
 
 def resident(path):
@@ -128,6 +147,18 @@ def test_torch_is_whole_when_its_libraries_were_mapped_ahead():
         "print(torch.ones(3, dtype=torch.bfloat16).sum().item())\n"
     )
     assert said == ["True", "3.0"]
+
+
+def test_the_driver_is_there_before_torch_is_mapped(monkeypatch):
+    """What is loaded while torch's libraries are waits for them, with Python's lock."""
+    done = []
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    driver = SimpleNamespace(cuDriverGetVersion=lambda: done.append("driver"), cuInit=lambda _: 1 / 0)
+    monkeypatch.setattr("flintc.runtime.early.load_driver", lambda: driver)
+    monkeypatch.setattr("flintc.runtime.early._map_libraries", lambda: done.append("torch"))
+    with early_start(gpu=True):
+        pass
+    assert done == ["driver", "torch"]
 
 
 def test_loading_imports_no_more_than_it_needs():
