@@ -139,20 +139,21 @@ def load_packed(
     step = tl.arange(0, STEPS)[:, None, None, None]
     split = tl.arange(0, SPLIT)[None, None, :, None]
     lane = tl.arange(0, 32)[None, None, None, :]
-    row = groups[None, :, None, None] + lane // 4
-    # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within K or outside.
-    block = k // 32 + (step * SPLIT + split) * 4 + lane % 4
+    # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within K or outside. What is
+    # a thread's own first, and the steps from there after: the steps become parts of instructions.
+    own = lane // 4 * (K // 32) + split * 4 + lane % 4
+    steps = groups[None, :, None, None] * (K // 32) + (k // 32 + step * SPLIT * 4)
+    codes_ptr = codes_ptr.to(tl.pointer_type(tl.int32)) + own[:, :, :, :, None] * 4
+    codes_ptr += steps[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
     # Four lanes' scales lie side by side; told so, the compiler would let one lane load them for the others.
-    at = tl.max_contiguous(row * (K // 32) + block, (1, 1, 1, 1))
-    words = at[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
-    codes_ptr = codes_ptr.to(tl.pointer_type(tl.int32))
-    scales_ptr = scales_ptr.to(tl.pointer_type(tl.int16))
+    scales_ptr = tl.max_contiguous(scales_ptr.to(tl.pointer_type(tl.int16)) + own + steps, (1, 1, 1, 1))
     if EVEN:
-        return tl.load(codes_ptr + words), tl.load(scales_ptr + at)
+        return tl.load(codes_ptr), tl.load(scales_ptr)
     else:
-        inside = (row < rows) & (block < K // 32)
-        codes = tl.load(codes_ptr + words, mask=inside[:, :, :, :, None], other=0)
-        return codes, tl.load(scales_ptr + at, mask=inside, other=0)
+        row = groups[None, :, None, None] + lane // 4
+        inside = (row < rows) & (k // 32 + (step * SPLIT + split) * 4 + lane % 4 < K // 32)
+        codes = tl.load(codes_ptr, mask=inside[:, :, :, :, None], other=0)
+        return codes, tl.load(scales_ptr, mask=inside, other=0)
 
 
 @triton.jit
@@ -203,7 +204,6 @@ def packed_operand(tile, CHAINS: tl.constexpr, HELD: tl.constexpr = False):
 @triton.jit
 def load_vectors_of_words(
     x_ptr,
-    first,
     count,
     k,
     K: tl.constexpr,
@@ -215,20 +215,20 @@ def load_vectors_of_words(
 ):
     """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, in the order of packed weights.
 
-    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: the vectors in columns from ``first`` on, zeros elsewhere.
+    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: a vector in each column, the last one again in those left.
     """
     step = tl.arange(0, STEPS)[:, None, None, None, None, None]
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
     word = tl.arange(0, 4)[None, None, :, None, None, None]
     split = tl.arange(0, SPLIT)[None, None, None, :, None, None]
     lane = tl.arange(0, 32)[None, None, None, None, :, None]
-    vector = eight * 8 + lane // 4
-    column = k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8
-    column += tl.arange(0, 8)[None, None, None, None, None, :]
-    live = (vector >= first) & (vector < first + count)
-    if not EVEN:
-        live = live & (column < K)
-    x = tl.load(x_ptr + (vector - first) * K + column, mask=live, other=0.0)
+    each = tl.arange(0, 8)[None, None, None, None, None, :]
+    x_ptr += tl.minimum(eight * 8 + lane // 4, count - 1) * K + (split * 4 + lane % 4) * 32
+    x_ptr += k + step * SPLIT * 128 + word * 8 + each
+    if EVEN:
+        x = tl.load(x_ptr)
+    else:
+        x = tl.load(x_ptr, mask=k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8 + each < K, other=0.0)
     # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
     x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
@@ -244,7 +244,6 @@ def accumulate_packed(
     groups,
     rows,
     x_ptr,
-    first,
     count,
     K: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -254,7 +253,7 @@ def accumulate_packed(
     """acc + weight rows x vectors over all of K, in SUM_UNIT: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], see accumulate."""
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
     for k in tl.static_range(0, K, SPLIT * STEPS * 128):
-        x = load_vectors_of_words(x_ptr, first, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        x = load_vectors_of_words(x_ptr, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
         weights = packed_operand(tile, CHAINS)
         ahead = k + SPLIT * STEPS * 128
         if ahead < K:
@@ -275,7 +274,7 @@ def accumulate_operand(
 ):
     """The same where one tile, unpacked by the caller, holds all of K: acc + ``weights`` x ``count`` vectors."""
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
-    x = load_vectors_of_words(x_ptr, 0, count, 0, K, acc.shape[2], SPLIT, CHAINS, STEPS, True)
+    x = load_vectors_of_words(x_ptr, count, 0, K, acc.shape[2], SPLIT, CHAINS, STEPS, True)
     return dot_bf16(weights, x, acc)
 
 

@@ -33,16 +33,17 @@ def own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k, STEPS: tl.
     """The same of NVFP4 rows: codes int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 without the last axis."""
     step = tl.arange(0, STEPS)[:, None, None, None]
     lane = tl.arange(0, 32)[None, None, None, :]
-    row = groups[None, :, None, None] + lane // 4
+    stride = (stride // 32)[None, None, :, None]
     # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within a row or outside.
-    block = k // 32 + step * 4 + lane % 4
-    at = tl.max_contiguous(row * (stride // 32)[None, None, :, None] + block, (1, 1, 1, 1))
-    words = at[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
-    codes_at = codes_ptr[None, None, :, None, None] + words
-    scales_at = scales_ptr[None, None, :, None] + at
+    own = lane // 4 * stride + groups[None, :, None, None] * stride + lane % 4
+    steps = k // 32 + step * 4
+    codes_at = codes_ptr[None, None, :, None, None] + own[:, :, :, :, None] * 4
+    codes_at += steps[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
+    scales_at = tl.max_contiguous(scales_ptr[None, None, :, None] + own + steps, (1, 1, 1, 1))
     inside = width[None, None, :, None] > 0
     if not EVEN:
-        inside = (row < rows) & (block < (width // 32)[None, None, :, None])
+        row = groups[None, :, None, None] + lane // 4
+        inside = (row < rows) & (steps + lane % 4 < (width // 32)[None, None, :, None])
     return tl.load(codes_at, mask=inside[:, :, :, :, None], other=0), tl.load(scales_at, mask=inside, other=0)
 
 
@@ -75,10 +76,12 @@ def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: 
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
     word = tl.arange(0, 4)[None, None, :, None, None, None]
     lane = tl.arange(0, 32)[None, None, None, None, :, None]
-    column = k + (step * 4 + lane % 4) * 32 + word * 8 + tl.arange(0, 8)[None, None, None, None, None, :]
+    each = tl.arange(0, 8)[None, None, None, None, None, :]
+    column = k + (step * 4 + lane % 4) * 32 + word * 8 + each
     live = eight * 8 + lane // 4 == place[None, None, None, :, None, None]
     live = live & (column < width[None, None, None, :, None, None])
-    x = tl.load(x_ptr[None, None, None, :, None, None] + column, mask=live, other=0.0)
+    at = x_ptr[None, None, None, :, None, None] + lane % 4 * 32
+    x = tl.load(at + (k + step * 128 + word * 8 + each + eight * 0), mask=live, other=0.0)
     # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
     x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))

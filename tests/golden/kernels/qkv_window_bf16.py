@@ -30,7 +30,6 @@ def dot_bf16(a, b, acc):
 @triton.jit
 def load_vectors(
     x_ptr,
-    first,
     count,
     k,
     K: tl.constexpr,
@@ -42,18 +41,19 @@ def load_vectors(
 ):
     """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, as the other operand.
 
-    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: the vectors in columns from ``first`` on, zeros elsewhere.
+    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: a vector in each column, the last one again in those left. (A
+    column of the product is its own vector's alone, and lanes that load what others do cost less than zeros.)
     """
     step = tl.arange(0, STEPS)[:, None, None, None, None]
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None]
     split = tl.arange(0, SPLIT)[None, None, :, None, None]
     lane = tl.arange(0, 32)[None, None, None, :, None]
-    vector = eight * 8 + lane // 4
+    vector = tl.minimum(eight * 8 + lane // 4, count - 1)
     column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
-    live = (vector >= first) & (vector < first + count)
-    if not EVEN:
-        live = live & (column < K)
-    x = tl.load(x_ptr + (vector - first) * K + column, mask=live, other=0.0)
+    if EVEN:
+        x = tl.load(x_ptr + vector * K + column)
+    else:
+        x = tl.load(x_ptr + vector * K + column, mask=column < K, other=0.0)
     # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
     x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
@@ -97,7 +97,6 @@ def accumulate(
     groups,
     rows,
     x_ptr,
-    first,
     count,
     K: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -110,7 +109,7 @@ def accumulate(
     """
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
     for k in tl.static_range(0, K, SPLIT * STEPS * 32):
-        x = load_vectors(x_ptr, first, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        x = load_vectors(x_ptr, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
         weights = weight_operand(tile, CHAINS)
         ahead = k + SPLIT * STEPS * 32
         if ahead < K:
@@ -325,7 +324,7 @@ def qkv_5120x2048_rope_window(
     # Above: nothing that this step writes. Below: what its launches have made.
     wait_for_producers()
     acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
-    acc = accumulate(acc, tile, weight_rows, groups, rows, x_ptr, 0, B, K, SPLIT, STEPS, EVEN)
+    acc = accumulate(acc, tile, weight_rows, groups, rows, x_ptr, B, K, SPLIT, STEPS, EVEN)
     vector = tl.arange(0, 8)[None, :]
     y = sum_warps(acc, SPLIT)
     row = tl.arange(0, TILE)[:, None]
