@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from flintc.errors import BackendError
+
+#: A chain is timed over at least so many milliseconds, where it need not be repeated more often than this for it.
+_LEAST_MS, _MOST_TIMES = 0.2, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,16 @@ def median_ms(run: Callable[[], object], repeats: int = 50) -> float:
 def us_in_chain(capture: Callable[[int], torch.cuda.CUDAGraph], repeats: int) -> float:
     """Microseconds of work where it follows itself; ``capture`` makes a graph of it so many times over.
 
-    The medians of a graph with it once and of one with it twice are subtracted, so that what it costs to start a graph
-    is left out.
+    The medians of a graph with it a number of times and of one with it twice as often are subtracted, so that what it
+    costs to start a graph is left out. The number is such that noise of a few microseconds does not matter.
+    BackendError where the longer graph takes no longer: something else keeps the GPU busy.
     """
-    once, twice = (median_ms(capture(times).replay, repeats) for times in (1, 2))
-    return (twice - once) * 1e3
+    once = median_ms(capture(1).replay, repeats)
+    times = min(_MOST_TIMES, max(1, math.ceil(_LEAST_MS / max(once, 1e-3))))
+    few, many = (median_ms(capture(n).replay, repeats) for n in (times, 2 * times))
+    if many <= few:
+        raise BackendError(
+            f"a chain of launches takes {few:.3f} ms, and {many:.3f} ms twice over: other work keeps this GPU busy",
+            remedy="measure on an idle GPU",
+        )
+    return (many - few) / times * 1e3
