@@ -22,8 +22,11 @@ from flintc.ir.plan import Effect, EffectKind, Param, Path
 
 _WAIT, _TRIGGER = "tl.extra.cuda.gdc_wait", "tl.extra.cuda.gdc_launch_dependents"
 
-#: The one helper that may use atomics: the last of a group of programs to call it, and no other, is told so.
-_ARRIVE = "arrive_last"
+#: The helpers that may use atomics. The last of a group of programs to call the first, and no other, is told so; the
+#: second tells the last few, which go on once all have arrived: what holds of a last arriver holds of each of them. The
+#: third puts the counter of the second back.
+_ARRIVE, _ARRIVE_FEW, _LEAVE_FEW = "arrive_last", "arrive_few", "leave_few"
+_COUNTING = (_ARRIVE, _ARRIVE_FEW, _LEAVE_FEW)
 
 #: Functions of Triton that hand a pointer on without following it.
 _HAND_ON = frozenset(
@@ -45,7 +48,7 @@ def effects_of(
     module = ast.parse(source)
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     waiting = _reaching(functions, {_WAIT, _TRIGGER})
-    synchronising = _reaching(functions, {_WAIT, _TRIGGER, _ARRIVE})
+    synchronising = _reaching(functions, {_WAIT, _TRIGGER, _ARRIVE, _ARRIVE_FEW})
     paths: dict[Path, None] = {}
     pending: list[tuple[bool, ...]] = [()]
     for _ in range(_MOST_PATHS):
@@ -67,6 +70,10 @@ def _reaching(functions: Mapping[str, ast.FunctionDef], found: set[str]) -> froz
     while more := {name for name, called in calls.items() if name not in found and not called.isdisjoint(found)}:
         found = found | more
     return frozenset(found)
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 0
 
 
 def _distinct(effects: Sequence[Effect]) -> Path:
@@ -147,6 +154,8 @@ class _Run:
                 return self._if(node, frame)
             case ast.For(orelse=[]):
                 self._for(node, frame)
+            case ast.While(orelse=[]) if self._calls[-1] == _ARRIVE_FEW:
+                self._block(node.body, frame)  # looks at the counter again until all have arrived
             case ast.Return():
                 frame.returned.append(NOTHING if node.value is None else self._value(node.value, frame))
                 return True
@@ -288,14 +297,15 @@ class _Run:
             return Fact(data=pointer.pointers | pointer.data | mask.data)
         if name == "tl.store":
             mask = joined((named.get("mask", args[2] if len(args) > 2 else NOTHING),))
-            zero = isinstance(node.args[1], ast.Constant) and node.args[1].value == 0
-            self._access(node, "reset" if zero and self._calls[-1] == _ARRIVE else "write", joined((args[0],)), mask)
+            reset = _is_zero(node.args[1]) and self._calls[-1] in _COUNTING
+            self._access(node, "reset" if reset else "write", joined((args[0],)), mask)
             return NOTHING
         if name.startswith("tl.atomic_"):
-            if self._calls[-1] != _ARRIVE:
-                self._fail(node, f"{name} outside {_ARRIVE}")
+            if self._calls[-1] not in _COUNTING:
+                self._fail(node, f"{name} outside {', '.join(_COUNTING)}")
             pointer = joined((args[0],))
-            self._access(node, "arrive", pointer, NOTHING)
+            if self._calls[-1] != _LEAVE_FEW and not _is_zero(node.args[1]):
+                self._access(node, "arrive", pointer, NOTHING)
             return Fact(data=pointer.pointers)
         if name == "tl.inline_asm_elementwise":
             return self._assembly(node, joined((*args, *named.values())))
@@ -322,21 +332,35 @@ class _Run:
             self._fail(node, f"{function.name} calls itself")
         names = [a.arg for a in function.args.args]
         frame = _Frame(dict(zip(names, args, strict=False)) | named)
-        outer = self._calls[-1]
+        if function.name in _COUNTING:
+            return self._count(node, function, joined((frame.env[names[0]],)).pointers, frame)
         self._calls.append(function.name)
         returned = self._block(function.body, frame)
         self._calls.pop()
-        if function.name == _ARRIVE:
-            counter = joined((frame.env[names[0]],))
-            if outer == _ARRIVE or len(counter.pointers) != 1:
-                self._fail(node, f"cannot tell which counter {_ARRIVE} is given")
-            return Fact(data=counter.pointers, last=(*self._last, *counter.pointers))
         if not frame.returned:
             return NOTHING
         result = frame.returned[0]
         for other in frame.returned[1:]:
             result = merged({"": result}, {"": other})[""]
         return result if returned else joined((result,))
+
+    def _count(self, node: ast.Call, function: ast.FunctionDef, counter: frozenset[str], frame: _Frame) -> Value:
+        """A call of a function that counts at ``counter``."""
+        name, last = function.name, self._last
+        if self._calls[-1] in _COUNTING or len(counter) != 1:
+            self._fail(node, f"cannot tell which counter {name} is given")
+        if name == _LEAVE_FEW:
+            if last[-1:] != tuple(counter):
+                self._fail(node, f"{name} by others than the last few at its counter")
+            self._last = last[:-1]  # as the last arriver puts a counter back: in the words of those who arrived
+        self._calls.append(name)
+        self._block(function.body, frame)
+        self._calls.pop()
+        self._last = last
+        if name == _LEAVE_FEW:
+            return NOTHING
+        told = Fact(data=counter, last=(*last, *counter))
+        return told if name == _ARRIVE else (told, Fact(data=counter))
 
     def _assembly(self, node: ast.Call, args: Fact) -> Fact:
         """Inline assembly: arithmetic, or a prefetch."""

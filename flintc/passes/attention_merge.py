@@ -18,7 +18,7 @@ merge = op(
 
 PARTIAL_MERGE = Rule(
     name="partial+merge",
-    why="The last split of a head to arrive merges all of them, the sink counted once. The merge must know which "
+    why="The last splits of a head to arrive merge all of them, the sink counted once. The merge must know which "
     "splits a row has, so it must agree with the partials on chunk, window and positions. Another reader of a partial "
     "is refused: partials of splits past a row's own position are never written.",
     role="attention",

@@ -11,7 +11,7 @@ from launches import interpret
 from tolerance import assert_close
 from torch import Tensor
 
-from flintc.codegen.families.attention import SEGMENT
+from flintc.codegen.families.attention import PROGRAMS, SEGMENT
 from flintc.codegen.planner import plan
 from flintc.errors import VerificationError
 from flintc.ir.build import build
@@ -36,21 +36,23 @@ def attention(step: Rows, kind: str = "attention") -> Tensor:
 
 
 def check(step: Rows) -> None:
-    """One launch computes what two do, to the last bit, and both what the reference does."""
-    fused = attention(step)
-    assert torch.equal(fused, attention(step, "unfused"))
-    want = reference(step)["y"]
-    if step.sizes.one_tile:
-        assert_close(fused, want, roundings=2)
-    else:
-        assert_close(fused, want, roundings=2, slack=probability_rounding(step))
+    """Both one launch and two compute what the reference does; under a window, the same to the last bit.
+
+    Over the whole context one launch has a partial for each run of tiles, two have one for each chunk.
+    """
+    fused, unfused, want = attention(step), attention(step, "unfused"), reference(step)["y"]
+    runs = step.sizes.window is None
+    assert runs or torch.equal(fused, unfused)
+    rounding = probability_rounding(step)
+    assert_close(unfused, want, roundings=2, slack=0.0 if step.sizes.one_tile else rounding)
+    assert_close(fused, want, roundings=2, slack=rounding if runs or not step.sizes.one_tile else 0.0)
 
 
 def probability_rounding(step: Rows) -> Tensor:
     """How far the output may move where p is rounded relative to another maximum than the reference's.
 
-    A chunk of several tiles rounds p = exp(s - m) relative to the maximum so far; the reference knows the chunk's. Each
-    p is then within 2^-9 of itself on either side, so y moves by at most 2^-8 * sum(p * |v|) / sum(p).
+    A chunk or run of several tiles rounds p = exp(s - m) relative to the maximum so far; the reference knows the
+    chunk's. Each p is then within 2^-9 of itself on either side, so y moves by at most 2^-8 * sum(p * |v|) / sum(p).
     """
     return reference(replace(step, cache=absolute_values(step.cache)))["y"].float() * 2.0**-8
 
@@ -85,9 +87,45 @@ def test_rows_of_one_sequence_see_their_own_past_only() -> None:
         check(rows(sizes, [40, 41, 42], [1, 1, 1]))
 
 
-def test_merge_in_segments() -> None:
-    """The last row of a full segment, the first past it, and one of three segments."""
-    check(rows(FULL, [16 * SEGMENT - 1, 16 * SEGMENT, 32 * SEGMENT + 5], [0, 1, 2]))
+@pytest.mark.parametrize(
+    "sizes",
+    [FULL, Sizes(heads=6, kv_heads=2, head=24), Sizes(heads=32, kv_heads=1, head=16), Sizes(heads=2, sinks=False)],
+    ids=lambda s: f"{s.heads}of{s.kv_heads}",
+)
+def test_one_program_merges_or_several_do(sizes: Sizes) -> None:
+    """The last row that one program merges, the first that the last few do, and one of as many runs as there may be.
+
+    Groups of fewer heads than there are runs, and of more.
+    """
+    check(rows(sizes, [16 * SEGMENT - 1, 16 * SEGMENT, 16 * PROGRAMS - 1], [0, 1, 2]))
+
+
+def test_more_tiles_than_programs() -> None:
+    """Runs of two and three tiles, the last tile not full."""
+    check(rows(FULL, [16 * 2 * PROGRAMS + 70], [0]))
+
+
+def test_long_short_and_padded_rows_in_one_batch() -> None:
+    step = rows(FULL, [700, 0, 3, 16 * SEGMENT + 9, 0, 1100], [0, -1, 1, 2, -1, 3])
+    check(step)
+    assert not attention(step)[[1, 4]].any()
+
+
+def test_runs_of_one_chunk_are_its_partials() -> None:
+    """Where a chunk is a tile and one program merges, nothing differs from two launches."""
+    step = rows(FULL, [37, 0, 16 * SEGMENT - 1], [0, 1, 2])
+    assert torch.equal(attention(step), attention(step, "unfused"))
+
+
+@pytest.mark.parametrize("chunk", [8, 16, 24, 48, 64, 100, 128, 512])
+def test_a_row_has_no_more_runs_than_chunks(chunk: int) -> None:
+    """The partials of runs are laid out as those of chunks."""
+    (kernel,) = plan(replace(FULL, chunk=chunk).graph("attention")).kernels.values()
+    tile, least, most = (int(kernel.constants[name]) for name in ("TILE", "MIN_RUN", "PROGRAMS"))
+    for position in range(5000):
+        tiles = position // tile + 1
+        runs = min(-(-tiles // least), most)
+        assert 1 <= runs <= min(tiles, position // chunk + 1)
 
 
 def test_window_of_more_than_one_segment() -> None:
@@ -101,6 +139,8 @@ def test_window_of_more_than_one_segment() -> None:
         Sizes(page=64, chunk=128),
         Sizes(page=16, chunk=64, window=40),
         Sizes(page=6, chunk=24),
+        Sizes(page=64, chunk=100),
+        Sizes(heads=8, kv_heads=1, head=24, chunk=8),
         Sizes(heads=2, kv_heads=2, head=16),
         Sizes(heads=16, kv_heads=2, head=64, page=64, chunk=64),
         Sizes(heads=6, kv_heads=2, head=24, window=9),
@@ -184,9 +224,9 @@ def test_merge_from_the_reference_partials() -> None:
 
 @pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
 def test_a_row_does_not_depend_on_the_others(sizes: Sizes) -> None:
-    step = rows(sizes, [40, 12, 0, 41], [0, 1, -1, 0])
+    step = rows(sizes, [40, 12, 0, 41, 16 * SEGMENT + 20], [0, 1, -1, 0, 2])
     together = attention(step)
-    for row in range(4):
+    for row in range(5):
         alone = step.only(row)
         assert torch.equal(attention(alone)[0], together[row])
 

@@ -67,6 +67,7 @@ def test_kinds_of_access() -> None:
 cp.async.cg.shared.global [ %r9 + 0 ], [ %rd0 + 0 ], 0x10, %r8;
 { .reg .pred p; setp.ne.s32 p, %r1, 0; @p prefetch.global.L2 [%rd1]; mov.u32 %r2, 0; }
 @%p2 atom.global.gpu.acq_rel.add.u32 %r3, [ %rd2 + 0 ], %r4;
+@%p2 ld.global.gpu.acquire.b32 %r3, [ %rd2 + 0 ];
 ld.shared.b32 %r5, [%r6+128];
 ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r7];
 ret;
@@ -74,6 +75,7 @@ ret;
     assert [(a.kind, a.param) for a in ptx(body).accesses] == [
         ("read", "x_ptr"),
         ("hint", "w_ptr"),
+        ("arrive", "y_ptr"),
         ("arrive", "y_ptr"),
     ]
 

@@ -205,7 +205,7 @@ def test_layers_of_full_width_against_the_reference(weights: Weights, experts: b
     rows[2, :live] = torch.tensor(slots, dtype=torch.int32)
     ids, positions, seqs = rows.to("cuda")
     splits = -(-context // attention_chunk(graph))
-    counters = torch.zeros(counters_of(made, 16, splits), dtype=torch.int32, device="cuda")
+    counters = torch.zeros(counters_of(made, 16), dtype=torch.int32, device="cuda")
     caches = {name: cache.clone() for name, cache in storage.tensors.items()}
     got = path.step(StepRows(ids, positions, seqs, tables, splits, counters))
     assert not counters.any()

@@ -39,7 +39,7 @@ class Wide:
         splits = -(-CONTEXT // attention_chunk(self.graph))
         general = self.path._plan.general
         assert serves_steps(general)
-        counters = torch.zeros(counters_of(general, len(rows), splits), dtype=torch.int32)
+        counters = torch.zeros(counters_of(general, len(rows)), dtype=torch.int32)
         return StepRows(*columns, self.kv.tables, splits, counters)
 
     @property
@@ -93,6 +93,13 @@ def test_heads_and_attention_at_their_rounding_points(spec):
             y = values[last.outputs[0]]
             assert_close(y[wide.live], reference[last.outputs[0]][wide.live], 2, slack=2e-2)
             assert not y[~wide.live].any()
+
+
+def test_no_program_of_a_wide_step_waits_for_others():
+    """Its rows are many: those that wait could fill the GPU."""
+    general = Wide("short-flint", "bf16").path._plan.general
+    steps = [general.kernels[r.kernels["step"]] for r in general.routines if r.kind == "attention"]
+    assert steps and not any("WAITING" in kernel.constants for kernel in steps)
 
 
 def test_a_row_has_the_bits_that_it_has_among_rows_of_no_sequence():

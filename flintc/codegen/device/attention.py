@@ -88,6 +88,32 @@ def load_queries(q_ptr, first, GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD:
 
 
 @triton.jit
+def load_tile(key, seen, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr):
+    """Keys [WARPS, STRIP, channels] at ``key``, and values [WARPS, channels, STRIP], of the positions ``seen``.
+
+    seen: bool [WARPS, STRIP]. Slots of other positions may hold anything: they are not read, and give zeros.
+    """
+    channel = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
+    value = tl.permute(key + KV_HEADS * PAGE * HEAD, (0, 2, 1))
+    if HEAD % 8 == 0:
+        value = tl.max_contiguous(tl.multiple_of(value, (1, 16, 1)), (1, 8, 1))
+    k = tl.load(key, mask=seen[:, :, None] & (channel < HEAD)[:, None, :], other=0.0)
+    v = tl.load(value, mask=seen[:, None, :] & (channel < HEAD)[:, :, None], other=0.0)
+    return k, v
+
+
+@triton.jit
+def see_tile(o, m, l, q, k, v, seen, SCALE: tl.constexpr):
+    """Each warp's part of a partial, its strip of a tile added; shapes as of :func:`nothing_seen`."""
+    s = dot_bf16(k, q, tl.zeros(l.shape, tl.float32)) * SCALE
+    s = tl.where(seen[:, :, None], s, float("-inf"))
+    top = tl.maximum(m, tl.max(s, 1))
+    keep = tl.exp(m - top)[:, None, :]
+    p = tl.exp(s - top[:, None, :])
+    return dot_bf16(v, round_bf16(p), o * keep), top, l * keep + p
+
+
+@triton.jit
 def attend(
     q,
     cache_ptr,
@@ -123,42 +149,69 @@ def attend(
     """
     TILE: tl.constexpr = WARPS * STRIP
     CHANNELS: tl.constexpr = triton.next_power_of_2(HEAD)
-    channel = tl.arange(0, CHANNELS)[None, :]
     o, m, l = nothing_seen(WARPS, STRIP, CHANNELS, q.shape[2])
     page = page.to(tl.int64)
     for i in range(begin, end):
         chunk, tile = i // tiles_of(CHUNK, TILE), tile_begin(i, CHUNK, TILE)
         key = keys_at(cache_ptr, page, tile, kv_head, KV_HEADS, HEAD, PAGE, WARPS, STRIP)
-        value = tl.permute(key + KV_HEADS * PAGE * HEAD, (0, 2, 1))
-        if HEAD % 8 == 0:
-            value = tl.max_contiguous(tl.multiple_of(value, (1, 16, 1)), (1, 8, 1))
-        # Slots outside the range may hold anything: they are not read.
         position = tile_positions(tile, WARPS, STRIP)
         seen = position <= newest
         if RING:
             seen = seen & (position >= oldest)
         if CHUNK % TILE != 0:
             seen = seen & (position < (chunk + 1) * CHUNK)
-        k = tl.load(key, mask=seen[:, :, None] & (channel < HEAD)[:, None, :], other=0.0)
-        v = tl.load(value, mask=seen[:, None, :] & (channel < HEAD)[:, :, None], other=0.0)
+        k, v = load_tile(key, seen, KV_HEADS, HEAD, PAGE)
         # Looked up two tiles ahead, or the tile's loads would wait for it. (Were the page handed on as it is, rather
         # than made int64, the compiler would overlap nothing in this loop.)
         page = page_next.to(tl.int64)
         page_next = pages_of_tile(
             block_table_ptr, seq, columns, tile_begin(i + 2, CHUNK, TILE), newest, CHUNK, PAGE, RING, WARPS, STRIP
         )
-        s = dot_bf16(k, q, tl.zeros(l.shape, tl.float32)) * SCALE
-        s = tl.where(seen[:, :, None], s, float("-inf"))
-        top = tl.maximum(m, tl.max(s, 1))
-        keep = tl.exp(m - top)[:, None, :]
-        p = tl.exp(s - top[:, None, :])
-        l = l * keep + p
-        o = dot_bf16(v, round_bf16(p), o * keep)
-        m = top
+        o, m, l = see_tile(o, m, l, q, k, v, seen, SCALE)
         if ((i + 1) % tiles_of(CHUNK, TILE) == 0) | (i + 1 == end):
             o_chunk, m_chunk, l_chunk = join_warps(o, m, l)
             store_partial(o_ptr, m_ptr, l_ptr, at + chunk, inside, o_chunk, m_chunk, l_chunk, HEAD)
             o, m, l = nothing_seen(WARPS, STRIP, CHANNELS, q.shape[2])
+
+
+@triton.jit
+def attend_run(
+    q,
+    cache_ptr,
+    block_table_ptr,
+    seq,
+    columns,
+    kv_head,
+    newest,
+    begin,
+    end,
+    page,
+    page_next,
+    SCALE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    WARPS: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """The one partial of the tiles begin to end - 1, over their positions up to newest: as :func:`join_warps` gives it.
+
+    q, page and page_next as for :func:`attend`; tiles are counted from position 0 on.
+    """
+    TILE: tl.constexpr = WARPS * STRIP
+    o, m, l = nothing_seen(WARPS, STRIP, triton.next_power_of_2(HEAD), q.shape[2])
+    page = page.to(tl.int64)
+    for i in range(begin, end):
+        key = keys_at(cache_ptr, page, i * TILE, kv_head, KV_HEADS, HEAD, PAGE, WARPS, STRIP)
+        seen = tile_positions(i * TILE, WARPS, STRIP) <= newest
+        k, v = load_tile(key, seen, KV_HEADS, HEAD, PAGE)
+        # Two tiles ahead, and int64 only here: as in `attend`.
+        page = page_next.to(tl.int64)
+        page_next = pages_of_tile(
+            block_table_ptr, seq, columns, (i + 2) * TILE, newest, TILE, PAGE, RING=False, WARPS=WARPS, STRIP=STRIP
+        )
+        o, m, l = see_tile(o, m, l, q, k, v, seen, SCALE)
+    return join_warps(o, m, l)
 
 
 @triton.jit
@@ -200,14 +253,8 @@ def tile_begin(i, CHUNK: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def run_begin(program, count, active):
-    """First split of a program's run, where ``active`` programs share ``count`` splits as evenly as they can."""
+    """First part of a program's run, where ``active`` programs share ``count`` parts as evenly as they can."""
     return program * count // tl.maximum(active, 1)
-
-
-@triton.jit
-def run_of(split, count, active):
-    """The program whose run holds ``split``."""
-    return ((split + 1) * active - 1) // count
 
 
 @triton.jit
@@ -235,28 +282,6 @@ def no_partial(heads, HEAD: tl.constexpr):
 
 
 @triton.jit
-def merge_range(o_ptr, m_ptr, l_ptr, at, count, STEP: tl.constexpr, inside, HEAD: tl.constexpr, BATCH: tl.constexpr):
-    """Merge the partials of some heads at ``at``, ``at + STEP``, ... (``count`` of them, at least one) in this order.
-
-    Loads bypass the L1 cache, since another multiprocessor may have written the partials; those of BATCH partials are
-    on their way together.
-    """
-    channel = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
-    o, m, l = no_partial(at, HEAD)
-    for begin in range(0, count, BATCH):
-        for i in tl.static_range(BATCH):
-            live = begin + i < count
-            one = at + (begin + i) * STEP
-            within = (inside & live)[:, None] & (channel < HEAD)
-            o_next = tl.load(o_ptr + one[:, None] * HEAD + channel, mask=within, other=0.0, cache_modifier=".cg")
-            m_next = tl.load(m_ptr + one, mask=inside & live, other=0.0, cache_modifier=".cg")
-            l_next = tl.load(l_ptr + one, mask=inside & live, other=0.0, cache_modifier=".cg")
-            m_next = tl.where(live, m_next, float("-inf"))
-            o, m, l = merge_pair(o, m, l, o_next, m_next, l_next)
-    return o, m, l
-
-
-@triton.jit
 def merge_segment(o_ptr, m_ptr, l_ptr, at, count, inside, HEAD: tl.constexpr, SEGMENT: tl.constexpr):
     """Merge the partials of some heads at ``at``, ``at + 1``, ... (``count`` of them, 1 to SEGMENT) in this order.
 
@@ -279,6 +304,38 @@ def merge_segment(o_ptr, m_ptr, l_ptr, at, count, inside, HEAD: tl.constexpr, SE
         o += o_next * share[:, None]
         l += l_next * share
     return o, m, l
+
+
+@triton.jit
+def merge_segments(o_ptr, m_ptr, l_ptr, at, count, inside, HEAD: tl.constexpr, SEGMENT: tl.constexpr):
+    """As :func:`merge_segment`, but for any ``count`` of partials: those of SEGMENT at a time, one after the other."""
+    o, m, l = no_partial(at, HEAD)
+    for begin in range(0, count, SEGMENT):
+        members = tl.minimum(count - begin, SEGMENT)
+        o_next, m_next, l_next = merge_segment(o_ptr, m_ptr, l_ptr, at + begin, members, inside, HEAD, SEGMENT)
+        o, m, l = merge_pair(o, m, l, o_next, m_next, l_next)
+    return o, m, l
+
+
+@triton.jit
+def merge_head(o_ptr, m_ptr, l_ptr, at, count, HEAD: tl.constexpr, MOST: tl.constexpr):
+    """Merge the partials of one head at ``at``, ``at + 1``, ... (``count`` of them, 1 to MOST), all at once.
+
+    o [1, channels], m and l [1]. The order is that of the sum over an axis of MOST, whatever ``count`` is. Loads bypass
+    the L1 cache, as in :func:`merge_segment`.
+    """
+    member = tl.arange(0, triton.next_power_of_2(MOST))
+    channel = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
+    live = member < count
+    within = live[:, None] & (channel < HEAD)
+    m = tl.load(m_ptr + at + member, mask=live, other=float("-inf"), cache_modifier=".cg")
+    l = tl.load(l_ptr + at + member, mask=live, other=0.0, cache_modifier=".cg")
+    # The head's part of the address first: the steps from there become parts of the instructions.
+    o = tl.load(o_ptr + at * HEAD + (member[:, None] * HEAD + channel), mask=within, other=0.0, cache_modifier=".cg")
+    top = tl.max(m, 0)
+    share = tl.exp(m - top)
+    one = tl.zeros((1,), tl.float32)
+    return tl.sum(o * share[:, None], 0)[None, :], one + top, one + tl.sum(l * share, 0)
 
 
 @triton.jit

@@ -8,21 +8,24 @@ from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.ops import splits
 from flintc.ir.types import Dim
 
-#: Programs per row and KV head where only the device knows the number of partials: with four KV heads, two on each
-#: of 132 multiprocessors. A program takes a run of chunks; partials are merged in an order of their own, so this
-#: number changes no result.
+#: Programs per row and KV head over the whole context: with four KV heads, two on each of 132 multiprocessors. In one
+#: launch with the merge each makes one partial, so this number is part of its numerics.
 PROGRAMS = 66
 
-#: Partials merged by one program before the merged segments are merged: near the root of a long context's number of
-#: chunks, so that neither step is long. Part of the numerics: it sets the order of the merge.
+#: Partials merged together by the last program to arrive. Part of the numerics: it sets the order of the merge.
 SEGMENT = 16
 
-#: Merged segments whose loads are on their way together when they are merged.
-BATCH = 8
+#: Programs of a launch that may wait for others of it: fewer than the targets have multiprocessors (132 and 148), each
+#: of which holds two programs, so that the others always find a place.
+WAITING = 96
 
 #: Positions of a warp per step of a program's loop, and steps whose keys and values are in shared memory or on their
 #: way there. The strip is part of the numerics: a warp's running maximum is over its own positions.
 STRIP, STAGES = 16, 3
+
+#: The same where programs take runs: shared memory for two programs a multiprocessor, since three would share it
+#: unevenly.
+RUN_STAGES = 4
 
 #: Warps of a program over the whole context, and under a window, where a program has one chunk and its latency counts.
 WARPS, WINDOW_WARPS = 4, 2
@@ -33,8 +36,11 @@ MIN_COLUMNS = 8
 Constants = dict[str, int | float | bool]
 
 
-def attention(graph: Graph, launch: Launch) -> Selection:
-    """``attention_partial`` alone, or with its ``attention_merge`` in one launch (the role ``attention``)."""
+def attention(graph: Graph, launch: Launch, programs: int = PROGRAMS) -> Selection:
+    """``attention_partial`` alone, or with its ``attention_merge`` in one launch (the role ``attention``).
+
+    programs: the most that share a row and KV head where only the device knows the number of partials.
+    """
     partials, merges = ops_of(graph, launch, "attention_partial"), ops_of(graph, launch, "attention_merge")
     if not partials:
         raise VerificationError(f"launch {launch.name}: attention has no kernel before it is lowered to partials")
@@ -46,34 +52,35 @@ def attention(graph: Graph, launch: Launch) -> Selection:
         sig.value(name, value)
     sinks = any(_sink_and_output(sig, merge) for merge in merges)
     table, cache = graph.values[op.inputs[4]], op.inputs[1]
-    constants = _tiling(graph, op)
+    constants = _tiling(graph, op, programs)
     blocks: dict[str, str | bool] = {
         "columns": sig.extent("columns", table.type.shape[1], constants),
         "splits": sig.extent("splits", _count(op), constants),
-        "windowed": _window(op) is not None,
         "prefetch": launch.dependent is not None and cache in launch.dependent.prefetch,
-        "merge": bool(merges),
-        "segmented": bool(merges) and _segmented(op),
         "sinks": sinks,
     }
-    kv_heads, programs = constants["KV_HEADS"], int(constants["PROGRAMS"])
     if merges:
         constants["SEGMENT"] = _members(op)
-        if _segmented(op):
-            constants["BATCH"] = BATCH
-        sig.counters("rows", f"{kv_heads}*B")
-    if blocks["segmented"]:
-        sig.counters("segments", f"{kv_heads}*B*{_count(op)}")
-    doc = "Attention of one row's query group over a run of chunks of its positions"
+        sig.counters("rows", f"{constants['KV_HEADS']}*B")
+    runs = bool(merges) and _window(op) is None
+    if runs:
+        constants["MIN_RUN"] = -(-int(constants.pop("CHUNK")) // int(constants["TILE"]))
+        blocks["many"] = programs > SEGMENT
+        if blocks["many"]:
+            constants["WAITING"] = WAITING
+    else:
+        blocks |= {"windowed": _window(op) is not None, "merge": bool(merges), "segmented": _segmented(op)}
+    what = "a run of its positions" if runs else "a run of chunks of its positions"
+    last = "; the last programs merge." if runs and blocks["many"] else "; the last program merges."
     return sig.select(
         _name(launch, op),
-        "attention.py.j2",
-        f"{doc}; the last program merges." if merges else f"{doc}.",
-        grid=("B", int(kv_heads), programs),
+        "attention_runs.py.j2" if runs else "attention.py.j2",
+        f"Attention of one row's query group over {what}{last if merges else '.'}",
+        grid=("B", int(constants["KV_HEADS"]), int(constants["PROGRAMS"])),
         constants=constants,
         blocks=blocks,
         num_warps=int(constants["WARPS"]),
-        num_stages=STAGES,
+        num_stages=RUN_STAGES if runs else STAGES,
     )
 
 
@@ -107,7 +114,7 @@ def attention_merge(graph: Graph, launch: Launch) -> Selection:
     )
 
 
-def _tiling(graph: Graph, op: Op) -> Constants:
+def _tiling(graph: Graph, op: Op, programs: int) -> Constants:
     """Sizes of the heads, of the cache and of a program's work."""
     window, chunk, count, scale = _window(op), _chunk(op), _count(op), op.attrs["scale"]
     _, heads, head = graph.values[op.inputs[0]].type.shape
@@ -125,7 +132,7 @@ def _tiling(graph: Graph, op: Op) -> Constants:
         "WARPS": warps,
         "STRIP": STRIP,
         "TILE": warps * STRIP,
-        "PROGRAMS": count if isinstance(count, int) else PROGRAMS,
+        "PROGRAMS": min(count, programs) if isinstance(count, int) else programs,
         "SCALE": float(scale),
     }
     if window is not None:

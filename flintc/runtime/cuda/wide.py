@@ -85,7 +85,7 @@ class WideStep:
         self._path = path
         self._tables = tables
         self._splits = splits
-        self._counters = torch.zeros(counters_of(plan.general, rows, splits), dtype=torch.int32, device=self.device)
+        self._counters = torch.zeros(counters_of(plan.general, rows), dtype=torch.int32, device=self.device)
         self._launch = launch
         self._graphs: dict[tuple[int, Part], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._last: Part = "logits"

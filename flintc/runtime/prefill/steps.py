@@ -43,10 +43,10 @@ def serves_steps(general: General) -> bool:
     return all("step" in r.kernels for r in general.routines if r.kind in ("heads", "attention"))
 
 
-def counters_of(general: General, rows: int, splits: int) -> int:
+def counters_of(general: General, rows: int) -> int:
     """Arrival counters that a wide step of ``rows`` rows needs."""
     kernels = (general.kernels[r.kernels["step"]] for r in general.routines if r.kind == "attention")
-    return max((int(k.constants["KV_HEADS"]) * rows * (1 + splits) for k in kernels), default=0)
+    return max((int(k.constants["KV_HEADS"]) * rows for k in kernels), default=0)
 
 
 def step_bytes(general: General, rows: int, splits: int) -> int:
@@ -56,7 +56,7 @@ def step_bytes(general: General, rows: int, splits: int) -> int:
         constants = general.kernels[routine.kernels["step"]].constants
         heads = int(constants["KV_HEADS"]) * int(constants["GROUP"])
         most = max(most, rows * heads * int(constants.get("SPLITS", splits)) * (int(constants["HEAD"]) + 2) * 4)
-    return most + 4 * counters_of(general, rows, splits)
+    return most + 4 * counters_of(general, rows)
 
 
 def heads(given: Given, routine: Routine, step: StepRows, values: Values) -> None:
@@ -81,11 +81,10 @@ def attention(given: Given, routine: Routine, step: StepRows, values: Values) ->
     o = torch.empty(partials * channels, dtype=torch.float32, device=q.device)
     m, l = torch.empty((2, partials), dtype=torch.float32, device=q.device)
     y = torch.empty((rows, heads * channels), dtype=q.dtype, device=q.device)
-    of_rows, of_segments = step.counters[: kv_heads * rows], step.counters[kv_heads * rows :]
     arguments: dict[str, Tensor | int] = {
         "q": q, "cache": values[partial.inputs[1]], "positions": step.positions, "seqs": step.seqs,
         "block_table": table, "o": o, "m": m, "l": l, "y": y, "columns": table.shape[1], "splits": splits,
-        "rows": of_rows, "segments": of_segments,
+        "rows": step.counters,
     }  # fmt: skip
     if len(merge.inputs) > 5:
         arguments["sinks"] = given.tensor(merge.inputs[5])
