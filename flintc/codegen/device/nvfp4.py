@@ -215,7 +215,7 @@ def load_vectors_of_words(
 ):
     """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, in the order of packed weights.
 
-    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: a vector in each column, the last one again in those left.
+    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: a vector in each column, zeros in those left.
     """
     step = tl.arange(0, STEPS)[:, None, None, None, None, None]
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
@@ -223,12 +223,11 @@ def load_vectors_of_words(
     split = tl.arange(0, SPLIT)[None, None, None, :, None, None]
     lane = tl.arange(0, 32)[None, None, None, None, :, None]
     each = tl.arange(0, 8)[None, None, None, None, None, :]
-    x_ptr += tl.minimum(eight * 8 + lane // 4, count - 1) * K + (split * 4 + lane % 4) * 32
-    x_ptr += k + step * SPLIT * 128 + word * 8 + each
-    if EVEN:
-        x = tl.load(x_ptr)
-    else:
-        x = tl.load(x_ptr, mask=k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8 + each < K, other=0.0)
+    live = eight * 8 + lane // 4 < count
+    if not EVEN:
+        live = live & (k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8 + each < K)
+    x_ptr += lane // 4 * K + (split * 4 + lane % 4) * 32
+    x = tl.load(x_ptr + (eight * 8 * K + k + step * SPLIT * 128 + word * 8 + each), mask=live, other=0.0)
     # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
     x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
