@@ -27,8 +27,8 @@ STRIP, STAGES = 16, 3
 #: unevenly.
 RUN_STAGES = 4
 
-#: Warps of a program over the whole context, and under a window, where a program has one chunk and its latency counts.
-WARPS, WINDOW_WARPS = 4, 2
+#: Warps of a program.
+WARPS = 4
 
 #: Fewest columns of a matrix operand: query groups are padded to it.
 MIN_COLUMNS = 8
@@ -80,7 +80,7 @@ def attention(graph: Graph, launch: Launch, programs: int = PROGRAMS) -> Selecti
         constants=constants,
         blocks=blocks,
         num_warps=int(constants["WARPS"]),
-        num_stages=RUN_STAGES if runs else STAGES,
+        num_stages=RUN_STAGES if runs else _stages(op, constants),
     )
 
 
@@ -121,7 +121,7 @@ def _tiling(graph: Graph, op: Op, programs: int) -> Constants:
     _, _, kv_heads, page, _ = graph.values[op.inputs[1]].type.shape
     assert isinstance(heads, int) and isinstance(head, int) and isinstance(kv_heads, int) and isinstance(page, int)
     assert isinstance(scale, int | float)
-    warps = min(WARPS if window is None else WINDOW_WARPS, power_of_two(-(-chunk // STRIP)))
+    warps = min(WARPS, power_of_two(-(-chunk // STRIP)))
     constants: Constants = {
         "KV_HEADS": kv_heads,
         "GROUP": heads // kv_heads,
@@ -138,6 +138,11 @@ def _tiling(graph: Graph, op: Op, programs: int) -> Constants:
     if window is not None:
         constants["WINDOW"] = window
     return constants
+
+
+def _stages(op: Op, constants: Constants) -> int:
+    """Steps on their way at once: a window's chunk of one step has no next one, and lies in shared memory once."""
+    return 1 if _window(op) is not None and int(constants["TILE"]) >= _chunk(op) else STAGES
 
 
 def _members(op: Op) -> int:

@@ -8,8 +8,8 @@ from flintc.ir.graph import Graph, Launch, Op
 #: Experts that one program scores where the launch does not say.
 TILE = 4
 
-#: FP32 weights of a program that one warp holds in registers.
-WARP_WEIGHTS = 1024
+#: FP32 weights of a program that one warp holds in registers: 64 a lane.
+WARP_WEIGHTS = 2048
 
 
 def route(graph: Graph, launch: Launch) -> Selection:
