@@ -41,19 +41,18 @@ def load_vectors(
 ):
     """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, as the other operand.
 
-    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: a vector in each column, the last one again in those left. (A
-    column of the product is its own vector's alone, and lanes that load what others do cost less than zeros.)
+    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: a vector in each column, zeros in those left.
     """
     step = tl.arange(0, STEPS)[:, None, None, None, None]
     eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None]
     split = tl.arange(0, SPLIT)[None, None, :, None, None]
     lane = tl.arange(0, 32)[None, None, None, :, None]
-    vector = tl.minimum(eight * 8 + lane // 4, count - 1)
+    vector = eight * 8 + lane // 4
     column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
-    if EVEN:
-        x = tl.load(x_ptr + vector * K + column)
-    else:
-        x = tl.load(x_ptr + vector * K + column, mask=column < K, other=0.0)
+    live = vector < count
+    if not EVEN:
+        live = live & (column < K)
+    x = tl.load(x_ptr + vector * K + column, mask=live, other=0.0)
     # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
     x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
