@@ -7,7 +7,7 @@ else that this rests on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flintc.errors import VerificationError
@@ -214,11 +214,12 @@ def _dependents(graph: Graph) -> Iterator[Issue]:
     chained = [launch for launch in graph.launches if launch.dependent is not None]
     if not chained:
         return
+    made = {v: at for at, launch in enumerate(graph.launches) for o in launch.ops for v in graph.ops[o].outputs}
     for at, launch in enumerate(graph.launches):
         if launch.dependent is None:
             yield Issue(launch.name, "it does not wait, so nothing after it can rely on what came before it")
             continue
-        messages = [m for alone in (False, True) for m in _fetched_too_early(graph, at, alone)]
+        messages = [m for alone in (False, True) for m in _fetched_too_early(graph, at, alone, made)]
         yield from (Issue(launch.name, m) for m in dict.fromkeys(messages))
     first = graph.launches[0]
     if first.dependent is not None and first.dependent.trigger != "late":
@@ -230,27 +231,20 @@ def _order_of(dependent: Dependent, alone: bool) -> Dependent:
     return dependent.alone or dependent if alone else dependent
 
 
-def _fetched_too_early(graph: Graph, at: int, alone: bool) -> Iterator[str]:
-    """Why the launch at ``at`` may not fetch above its wait what it is to."""
-    launch = graph.launches[at]
+def _fetched_too_early(graph: Graph, at: int, alone: bool, made: Mapping[str, int]) -> Iterator[str]:
+    """Why the launch at ``at`` may not fetch above its wait what it is to; ``made``: where each value is made."""
+    launch, before = graph.launches[at], graph.launches[at - 1].dependent if at else None
     assert launch.dependent is not None
+    # The launch starts at the trigger of the one before: below its wait, what came ahead of that one is complete.
+    complete = at - 1 if before is not None and _order_of(before, alone).trigger != "early" else 0
     for v in _order_of(launch.dependent, alone).prefetch:
         kind = graph.values[v].kind
         if v not in graph.reads(launch):
             yield f"it is to prefetch {v}, which it does not read"
-        elif kind == "activation" and v not in _made_before(graph, at, alone):
+        elif kind == "activation" and made[v] >= complete:
             yield f"{v} may not be prefetched: this step may still be to write it"
         elif kind not in (*PREFETCHABLE, "activation"):
             yield f"{v} may not be prefetched: it changes from step to step"
-
-
-def _made_before(graph: Graph, at: int, alone: bool) -> frozenset[str]:
-    """Activations that are made when the launch at ``at`` starts, which waits for the trigger of the one before."""
-    before = graph.launches[at - 1].dependent if at else None
-    if before is None or _order_of(before, alone).trigger == "early":
-        return frozenset()
-    written = frozenset(v for launch in graph.launches[: at - 1] for v in graph.writes(launch))
-    return frozenset(v for v in written if graph.values[v].kind == "activation")
 
 
 Check = Callable[[Graph], Iterator[Issue]]

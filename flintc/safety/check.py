@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from flintc.errors import VerificationError
 from flintc.ir.graph import Launch
-from flintc.ir.plan import Kernel, Plan
+from flintc.ir.plan import Plan
 from flintc.safety.access import BoundLaunch, places
 from flintc.safety.hazard import Hazard
 from flintc.safety.launches import attribute, binding, counters, inside, padding, presence, sampling, waits
@@ -47,29 +47,37 @@ def find_hazards(plan: Plan) -> list[Hazard]:
     found = list(presence(plan))
     if found:
         return found
-    one, several = (tuple(plan.kernel_for(p, rows) for p in plan.launches) for rows in (1, 2))
-    found = _hazards_of(plan, one)
-    if several != one:
-        found += [hazard for hazard in _hazards_of(plan, several) if hazard not in found]
-    return found
+    by_name, where = {launch.name: launch for launch in plan.graph.launches}, places(plan)
 
+    def bound(rows: int) -> tuple[BoundLaunch, ...]:
+        return tuple(BoundLaunch(p, plan.kernel_for(p, rows), by_name[p.name], where) for p in plan.launches)
 
-def _hazards_of(plan: Plan, kernels: Sequence[Kernel]) -> list[Hazard]:
-    """Every broken rule where the launches of the step run these ``kernels``."""
-    found: list[Hazard] = []
-    by_name = {launch.name: launch for launch in plan.graph.launches}
-    where = places(plan)
-    step = tuple(BoundLaunch(p, k, by_name[p.name], where) for p, k in zip(plan.launches, kernels, strict=True))
+    one, several = bound(rows=1), bound(rows=2)
     chosen = plan.sampler.launches if plan.sampler is not None else ()
     after = tuple(BoundLaunch(p, plan.kernels[p.kernel], Launch(p.name, "sample", ()), where) for p in chosen)
-    for launch in (*step, *after):
-        for rule in _EACH:
-            found.extend(rule(plan, launch))
-    for launch in step:
-        found += [*binding(plan, launch), *padding(plan, launch)]
-    for launch in after:
-        found.extend(sampling(plan, launch))
-    found.extend(races(plan, (*step, *after)))
-    for whole in _WHOLE:
-        found.extend(whole(plan, step))
+    found = [*_of_launches(plan, one), *_of_sampler(plan, after), *_of_chain(plan, one, after)]
+    others = tuple(y for x, y in zip(one, several, strict=True) if x.kernel is not y.kernel)
+    if others:
+        found += [h for h in (*_of_launches(plan, others), *_of_chain(plan, several, after)) if h not in found]
     return found
+
+
+def _of_launches(plan: Plan, step: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
+    """Broken rules of launches of the step, each by itself."""
+    for launch in step:
+        for rule in (*_EACH, binding, padding):
+            yield from rule(plan, launch)
+
+
+def _of_sampler(plan: Plan, after: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
+    """The same of the launches after the step."""
+    for launch in after:
+        for rule in (*_EACH, sampling):
+            yield from rule(plan, launch)
+
+
+def _of_chain(plan: Plan, step: tuple[BoundLaunch, ...], after: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
+    """Broken rules of launches one after the other."""
+    yield from races(plan, (*step, *after))
+    for whole in _WHOLE:
+        yield from whole(plan, step)
