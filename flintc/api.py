@@ -177,7 +177,7 @@ def load(
     Raises CheckpointError, BundleError, BackendError, UsageError, CapacityError where the GPU's memory does not do,
     and TokenizerError for ``tokenizer``.
     """
-    # Ahead of the threads: what loads a library while they load torch's waits for those.
+    # Ahead of the threads: what loads a library of its own (YAML, here) while they load torch's waits for those.
     import flintc.bundle  # noqa: F401
     from flintc.runtime.early import early_start
 

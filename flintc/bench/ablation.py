@@ -19,7 +19,7 @@ from flintc.passes import PipelineRun, Step
 #: Bytes per second that an H200 reads with a plain kernel (measured; 97 % of the datasheet).
 READ_BANDWIDTH = 4.64e12
 #: Seconds that one more tiny kernel adds to a chain of them in a CUDA graph on an H200 (measured), plain and with
-#: dependent launch triggered early.
+#: dependent launch triggered early; a trigger below the wait is taken to be as good.
 PLAIN_LAUNCH, DEPENDENT_LAUNCH = 1.5e-6, 1.05e-6
 #: The kind of each op of a layer, and its attention window.
 _Structure = tuple[tuple[str, Attr], ...]
@@ -255,8 +255,8 @@ def _step(step: Step, env: Mapping[str, int], bandwidth: float) -> AblationStep:
 
 
 def _latency(launch: Launch) -> float:
-    early = launch.dependent is not None and launch.dependent.trigger == "early"
-    return DEPENDENT_LAUNCH if early else PLAIN_LAUNCH
+    overlaps = launch.dependent is not None and launch.dependent.trigger != "late"
+    return DEPENDENT_LAUNCH if overlaps else PLAIN_LAUNCH
 
 
 def _worst(graph: Graph, env: Mapping[str, int]) -> Redundant | None:

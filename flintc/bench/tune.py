@@ -134,7 +134,9 @@ def tune(
         one = ForwardBench(bundle.plan, compiled, context, 1, theta, given=given)
         for kernel in dict.fromkeys(x.kernel for x in bundle.plan.launches):
             trials = found.setdefault(kernel, {})
-            if kernel.startswith(TUNED) and compiled[kernel].spills == 0 and _is_new(bundle, kernel, name, trials):
+            names_used = {kernel, bundle.plan.kernels[kernel].several or kernel}
+            sound = all(compiled[used].spills == 0 for used in names_used)
+            if kernel.startswith(TUNED) and sound and _is_new(bundle, kernel, name, trials):
                 laid = bundle.plan.kernels[kernel]
                 times = one.time_chain(kernel), eight.time_chain(kernel)
                 trials[name] = Trial(name, laid.num_warps, laid.max_registers, *times)

@@ -119,6 +119,11 @@ class _Run:
     #: Conditions and loops around, beyond those that split paths.
     _inside: int = 0
     _silent: int = 0
+    #: Counters whose last few go on, with how deep inside they were arrived at; those that were left.
+    _few: dict[str, int] = field(default_factory=dict)
+    _left: set[str] = field(default_factory=set)
+    #: What the last few read and write.
+    _among: set[tuple[str, str]] = field(default_factory=set)
 
     def globals(self, module: ast.Module) -> None:
         """Take note of the module's constants."""
@@ -350,9 +355,10 @@ class _Run:
         if self._calls[-1] in _COUNTING or len(counter) != 1:
             self._fail(node, f"cannot tell which counter {name} is given")
         if name == _LEAVE_FEW:
-            if last[-1:] != tuple(counter):
-                self._fail(node, f"{name} by others than the last few at its counter")
+            self._check_leave(node, *counter)
             self._last = last[:-1]  # as the last arriver puts a counter back: in the words of those who arrived
+        elif name == _ARRIVE_FEW:
+            self._few[next(iter(counter))] = self._inside
         self._calls.append(name)
         self._block(function.body, frame)
         self._calls.pop()
@@ -361,6 +367,14 @@ class _Run:
             return NOTHING
         told = Fact(data=counter, last=(*last, *counter))
         return told if name == _ARRIVE else (told, Fact(data=counter))
+
+    def _check_leave(self, node: ast.Call, counter: str) -> None:
+        """Each of the last few leaves, and once: right inside the condition of being among them."""
+        if self._last[-1:] != (counter,):
+            self._fail(node, f"{_LEAVE_FEW} by others than the last few at its counter")
+        if self._inside != self._few[counter] + 1 or counter in self._left:
+            self._fail(node, f"{_LEAVE_FEW} must be called once by each of the last few")
+        self._left.add(counter)
 
     def _assembly(self, node: ast.Call, args: Fact) -> Fact:
         """Inline assembly: arithmetic, or a prefetch."""
@@ -378,6 +392,12 @@ class _Run:
         if not pointer.pointers:
             self._fail(node, "cannot tell which parameter this points into")
         for param in sorted(pointer.pointers):
+            if kind in ("read", "write") and any(counter in self._few for counter in self._last):
+                # The few run at the same time, so what one of them writes no other may read.
+                other = {"read": "write", "write": "read"}[kind]
+                if (param, other) in self._among:
+                    self._fail(node, f"one of the last few writes {param} while another may read it")
+                self._among.add((param, kind))
             self._record(Effect(kind, param, self._last, tuple(sorted(self._guards | mask.data))))
 
     def _record(self, effect: Effect) -> None:

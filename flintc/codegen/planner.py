@@ -44,11 +44,13 @@ def _keep(kernels: KernelTable, graph: Graph, launch: Launch) -> tuple[str, Sele
     One for steps of several rows is kept with it, where another budget of registers or another order of its wait,
     loads and trigger serves those.
     """
-    alone = replace(launch, dependent=launch.dependent and (launch.dependent.alone or launch.dependent))
-    selection, several = select(graph, alone), select(graph, launch)
+    alone = replace(launch, dependent=launch.dependent and launch.dependent.of_one_row)
+    selection = select(graph, alone)
+    several = selection if alone == launch else select(graph, launch)
     if several.several_registers is not None:
         several = replace(several, max_registers=several.several_registers)
-    assert (selection.params, selection.args, selection.grid) == (several.params, several.args, several.grid)
+    given = [(s.params, s.args, s.grid) for s in (selection, several)]
+    assert given[0] == given[1], f"launch {launch.name}: its kernels for one row and for several take different things"
     one, more = _structure(selection, alone), _structure(several, launch)
     other = None
     if one != more:

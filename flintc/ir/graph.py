@@ -83,6 +83,11 @@ class Dependent:
     #: The same in steps of one row, where it is another.
     alone: Dependent | None = None
 
+    @property
+    def of_one_row(self) -> Dependent:
+        """How the launch is chained in steps of one row."""
+        return self.alone or self
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

@@ -8,6 +8,7 @@ path inside the JSON. What ops mean to each other (types, crossings) is the veri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from flintc.ir.cursor import Cursor
@@ -44,6 +45,7 @@ _EFFECT_KINDS = get_args(EffectKind)
 _ROUTINE_KINDS = get_args(RoutineKind)
 _ARG_KINDS = ("value", "part", "scratch", "symbol")
 _TRIGGERS = get_args(Trigger)
+_DEPENDENT = frozenset({"prefetch", "trigger"})
 
 
 # Graph -> JSON
@@ -214,12 +216,17 @@ def _crossing(at: Cursor, values: Mapping[str, Value]) -> Crossing:
 
 
 def _dependent(at: Cursor, values: Mapping[str, Value]) -> Dependent:
-    at.record(frozenset({"prefetch", "trigger"}), frozenset({"alone"}))
-    alone = _dependent(at["alone"], values) if "alone" in at.data else None
-    if alone is not None and alone.alone is not None:
-        at["alone"].fail("a step of one row has no fewer rows")
+    at.record(_DEPENDENT, frozenset({"alone"}))
+    alone = None
+    if "alone" in at.data:
+        at["alone"].record(_DEPENDENT)  # which has no ``alone`` in its turn
+        alone = _order(at["alone"], values)
+    return replace(_order(at, values), alone=alone)
+
+
+def _order(at: Cursor, values: Mapping[str, Value]) -> Dependent:
     prefetch = tuple(c.known(values, "value") for c in at["prefetch"])
-    return Dependent(prefetch, at["trigger"].one_of(_TRIGGERS), alone)
+    return Dependent(prefetch, at["trigger"].one_of(_TRIGGERS))
 
 
 def _check_partition(at: Cursor, launches: tuple[Launch, ...], ops: Mapping[str, Op]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flintc.errors import VerificationError
 from flintc.ir.crossings import illegal_crossing
-from flintc.ir.graph import Dependent, Graph, Launch, Op
+from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.ops import OPS, OpTypeError, infer
 from flintc.ir.printer import annotated
 
@@ -219,16 +219,14 @@ def _dependents(graph: Graph) -> Iterator[Issue]:
         if launch.dependent is None:
             yield Issue(launch.name, "it does not wait, so nothing after it can rely on what came before it")
             continue
+        if launch.dependent.alone is not None and launch.dependent.alone.alone is not None:
+            yield Issue(launch.name, "a step of one row has no fewer rows")
         messages = [m for alone in (False, True) for m in _fetched_too_early(graph, at, alone, made)]
         yield from (Issue(launch.name, m) for m in dict.fromkeys(messages))
     first = graph.launches[0]
-    if first.dependent is not None and first.dependent.trigger != "late":
-        yield Issue(first.name, "the first launch triggers late: positions and tables may still be being written")
-
-
-def _order_of(dependent: Dependent, alone: bool) -> Dependent:
-    """How a launch is chained in steps of one row (``alone``), or of several."""
-    return dependent.alone or dependent if alone else dependent
+    if first.dependent is not None and "early" in (first.dependent.trigger, first.dependent.of_one_row.trigger):
+        why = "positions and tables may still be being written"
+        yield Issue(first.name, f"the first launch triggers below its wait: {why}")
 
 
 def _fetched_too_early(graph: Graph, at: int, alone: bool, made: Mapping[str, int]) -> Iterator[str]:
@@ -236,8 +234,9 @@ def _fetched_too_early(graph: Graph, at: int, alone: bool, made: Mapping[str, in
     launch, before = graph.launches[at], graph.launches[at - 1].dependent if at else None
     assert launch.dependent is not None
     # The launch starts at the trigger of the one before: below its wait, what came ahead of that one is complete.
-    complete = at - 1 if before is not None and _order_of(before, alone).trigger != "early" else 0
-    for v in _order_of(launch.dependent, alone).prefetch:
+    before = before and (before.of_one_row if alone else before)
+    complete = at - 1 if before is not None and before.trigger != "early" else 0
+    for v in (launch.dependent.of_one_row if alone else launch.dependent).prefetch:
         kind = graph.values[v].kind
         if v not in graph.reads(launch):
             yield f"it is to prefetch {v}, which it does not read"

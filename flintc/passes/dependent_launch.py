@@ -50,17 +50,15 @@ class DependentLaunch(Pass):
     def _ahead(self, graph: Graph, before: Launch, launch: Launch) -> tuple[Launch, Launch]:
         """Two launches in a row, chained for one row so that the second fetches its experts ahead of its wait."""
         assert launch.dependent is not None and before.dependent is not None
-        own, first = launch.dependent.alone or launch.dependent, before.dependent.alone or before.dependent
+        own, first = launch.dependent.of_one_row, before.dependent.of_one_row
         given = {v for o in before.ops for v in graph.ops[o].outputs}
         chosen = dict.fromkeys(v for o in launch.ops for v in _choice(graph, o))
         if launch.role not in self.ahead or not self.prefetch or not chosen or not given.isdisjoint(chosen):
             return before, launch
-        trigger: Trigger = "waited" if first.trigger == "early" else first.trigger
+        if first.trigger == "early":
+            before = replace(before, dependent=replace(before.dependent, alone=replace(first, trigger="waited")))
         fetched = tuple(v for v in graph.reads(launch) if v in own.prefetch or v in chosen)
-        return (
-            replace(before, dependent=replace(before.dependent, alone=replace(first, trigger=trigger))),
-            replace(launch, dependent=replace(launch.dependent, alone=replace(own, prefetch=fetched))),
-        )
+        return before, replace(launch, dependent=replace(launch.dependent, alone=replace(own, prefetch=fetched)))
 
     def _fetched(self, graph: Graph, launch: Launch) -> tuple[str, ...]:
         if not self.prefetch:
@@ -78,7 +76,7 @@ def _stays(graph: Graph, launch: Launch, value: str) -> bool:
 
 
 def _choice(graph: Graph, op: str) -> tuple[str, ...]:
-    """Of the inputs of ``op``, what the choice of experts is or depends on: ids, shares, the experts' weights."""
+    """Of the inputs of ``op``, the choice of experts and what it decides about: ids, shares, the experts' weights."""
     weight = _index_chosen_here(graph, op)
     return tuple(v for v in graph.ops[op].inputs if v == weight or _is_choice(graph, v))
 

@@ -37,11 +37,12 @@ def _fit(plan: Plan, launch: PlannedLaunch) -> Iterator[Hazard]:
         message = f"kernel {kernel.several} is to run in place of {kernel.name}, and does not fit its launches"
         yield Hazard("launches", launch.name, "", "", message)
     kinds = {p.name: a.kind for p, a in zip(kernel.params, launch.args, strict=True)}
-    followed = {p for path in kernel.paths for e in path for p in (e.param, *e.last, *e.guards) if p}
-    for param in sorted(followed):
-        if kinds.get(param, "symbol") == "symbol":
-            message = f"kernel {kernel.name} follows {param}, which is no pointer"
-            yield Hazard("launches", launch.name, "", "", message)
+    for one in (kernel, plan.kernels.get(kernel.several or "")):
+        paths = one.paths if one is not None else ()
+        for param in sorted({p for path in paths for e in path for p in (e.param, *e.last, *e.guards) if p}):
+            if kinds.get(param, "symbol") == "symbol":
+                message = f"kernel {one.name if one else ''} follows {param}, which is no pointer"
+                yield Hazard("launches", launch.name, "", "", message)
 
 
 def _alike(kernel: Kernel, other: Kernel | None) -> bool:

@@ -16,6 +16,7 @@ from flintc.codegen.cache import package_digest
 from flintc.codegen.planner import plan
 from flintc.codegen.schedule import Schedule, schedule_of, stored, trying
 from flintc.errors import BackendError, UsageError
+from flintc.ir.plan import Effect
 from flintc.ir.serialize import plan_from_json, plan_to_json
 from flintc.safety import find_hazards
 from flintc.spec import bind_defaults, load_spec
@@ -80,7 +81,7 @@ def entry_of(found: Tuned, without: set[str]) -> dict[str, object]:
     return {name: value for name, value in entry.items() if name not in without}
 
 
-def test_a_kernel_for_several_rows_is_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_for_several_rows_is_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline("tiny-flint").graph
     ruled = plan(graph)
     name = next(n for n in ruled.kernels if n.startswith("route_"))
@@ -89,9 +90,15 @@ def test_a_kernel_for_several_rows_is_the_same_text(monkeypatch: pytest.MonkeyPa
     several = told.kernels[f"{name}_several"]
     assert told.kernels[name] == replace(ruled.kernels[name], several=several.name)
     assert (several.max_registers, several.several) == (96, None)
+    assert several.source == told.kernels[name].source.replace(name, several.name)
     launch = next(x for x in told.launches if x.kernel == name)
     assert [told.kernel_for(launch, rows).name for rows in (1, 2, 8)] == [name, several.name, several.name]
     assert find_hazards(told) == []
+    stray = (Effect("wait"), Effect("read", "nowhere_ptr"))
+    (wrong_path,) = find_hazards(
+        replace(told, kernels={**told.kernels, several.name: replace(several, paths=(stray,))})
+    )[:1]
+    assert wrong_path.message == f"kernel {several.name} follows nowhere_ptr, which is no pointer"
     for change in ({"params": several.params[1:]}, {"paths": ()}, {"constants": {}}, {"waits": False}, None):
         others = {several.name: replace(several, **change)} if change else {}
         wrong = {n: k for n, k in told.kernels.items() if k is not several} | others

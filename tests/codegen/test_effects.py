@@ -250,6 +250,26 @@ def test_arithmetic_in_assembly_touches_nothing() -> None:
             "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n    leave_few(more_ptr, 2)",
             "leave_few by others than the last few",
         ),
+        (
+            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
+            "    if which == 0:\n        leave_few(count_ptr, 2)",
+            "leave_few must be called once by each of the last few",
+        ),
+        (
+            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
+            "    for i in range(n):\n        leave_few(count_ptr, 2)",
+            "leave_few must be called once by each of the last few",
+        ),
+        (
+            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
+            "    leave_few(count_ptr, 2)\n    leave_few(count_ptr, 2)",
+            "leave_few must be called once by each of the last few",
+        ),
+        (
+            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
+            "    tl.store(x_ptr + which, 1.0)\n    tl.store(y_ptr, tl.load(x_ptr))\n    leave_few(count_ptr, 2)",
+            "one of the last few writes x_ptr while another may read it",
+        ),
         ("arrive_few(tl.where(n > 2, count_ptr, more_ptr), 4, 2)", "cannot tell which counter arrive_few is given"),
         ('tl.inline_asm_elementwise("ld.global.u32 $0, [$1];", "=r,l", [x_ptr])', "otherwise than by a prefetch"),
         ("tl.inline_asm_elementwise(n, '=r,l', [x_ptr])", "otherwise than by a prefetch"),

@@ -176,7 +176,7 @@ def four_layers(experts: bool) -> BoundModel:
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
 def test_layers_of_full_width_against_the_reference(weights: Weights, experts: bool) -> None:
-    """Four layers of Flint: sequences around pages, the window and the segments of a merge, and padded rows."""
+    """Four layers of Flint: sequences around pages, the window and where runs begin, and padded rows."""
     lengths, context = (1, 2, 64, 65, 512, 513, 514, 577, 1000, 1024, 8192, 8193, 9000), 9216
     graph = api.run_passes(four_layers(experts), weights, stop_after="baseline").graph
     made, target = general(graph), api.gpu_target()

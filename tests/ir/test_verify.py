@@ -222,8 +222,18 @@ def test_nothing_that_changes_is_fetched_above_the_wait():
 
 def test_the_first_launch_may_not_trigger_early():
     g = chained(graph())
-    got = said(with_launches(g, replace(g.launches[0], dependent=Dependent())))
-    assert got == ["add: the first launch triggers late: positions and tables may still be being written"]
+    for first in (Dependent(), Dependent((), "late", Dependent()), Dependent((), "early", Dependent((), "late"))):
+        got = said(with_launches(g, replace(g.launches[0], dependent=first)))
+        assert got == ["add: the first launch triggers below its wait: positions and tables may still be being written"]
+    assert said(with_launches(g, replace(g.launches[0], dependent=Dependent((), "waited")))) == []
+
+
+def test_a_step_of_one_row_is_chained_in_one_way():
+    g = chained(graph())
+    twice = Dependent((), "late", Dependent((), "late", Dependent((), "late")))
+    assert said(with_launches(g, replace(g.launches[0], dependent=twice))) == [
+        "add: a step of one row has no fewer rows"
+    ]
 
 
 def test_errors_are_printed_under_the_op_they_concern():

@@ -9,6 +9,7 @@ import torch
 from prompts import CONTEXT, divergence, graph_of, make_path, random_ids
 from tolerance import assert_close
 
+from flintc.ir.plan import Param
 from flintc.reference import run
 from flintc.runtime.prefill.steps import STEP_ROUTINES, StepRows, counters_of, serves_steps
 from flintc.runtime.values import attention_chunk
@@ -55,6 +56,16 @@ class Wide:
         inputs = {"ids": self.step.ids, "positions": self.step.positions, "seqs": self.step.seqs}
         made = tuple(v for op in self.graph.ops.values() for v in op.outputs)
         return run(replace(self.graph, outputs=made), {**given, **caches, **inputs, **self.kv.tables})
+
+
+def test_step_kernels_that_take_other_memory_serve_no_steps():
+    """Bundles of an earlier merge: they would ask for counters that a step does not have."""
+    general = make_path("tiny-flint", "bf16", CONTEXT, slots=1)[0]._plan.general
+    name = next(r.kernels["step"] for r in general.routines if r.kind == "attention")
+    kernel = general.kernels[name]
+    older = replace(kernel, params=(*kernel.params, Param("segments_ptr", "*i32")))
+    assert serves_steps(general)
+    assert not serves_steps(replace(general, kernels={**general.kernels, name: older}))
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ PROGRAMS = 66
 #: Partials merged together by the last program to arrive. Part of the numerics: it sets the order of the merge.
 SEGMENT = 16
 
-#: Programs of a launch that may wait for others of it: fewer than the targets have multiprocessors (132 and 148), each
-#: of which holds two programs, so that the others always find a place.
+#: Programs of a launch that may wait for others of it: fewer than there are places for programs on the smallest target
+#: (132 multiprocessors, one each at least), so that the others always find one.
 WAITING = 96
 
 #: Positions of a warp per step of a program's loop, and steps whose keys and values are in shared memory or on their
 #: way there. The strip is part of the numerics: a warp's running maximum is over its own positions.
 STRIP, STAGES = 16, 3
 
-#: The same where programs take runs: shared memory for two programs a multiprocessor, since three would share it
-#: unevenly.
+#: Such steps where programs take runs: so many that a multiprocessor's shared memory holds two programs, since three
+#: would share it unevenly.
 RUN_STAGES = 4
 
 #: Warps of a program.

@@ -39,8 +39,12 @@ class StepRows:
 
 
 def serves_steps(general: General) -> bool:
-    """Whether a general path has the kernels of wide steps: bundles made before there were any have none."""
-    return all("step" in r.kernels for r in general.routines if r.kind in ("heads", "attention"))
+    """Whether a general path has the kernels of wide steps: older bundles have none, or such as take other memory."""
+    routines = [r for r in general.routines if r.kind in ("heads", "attention")]
+    if not all("step" in r.kernels for r in routines):
+        return False
+    taken = {name for r in routines for name in names_of(general.kernels[r.kernels["step"]])}
+    return "segments" not in taken  # of a merge that went with the kernels that had it
 
 
 def counters_of(general: General, rows: int) -> int:
