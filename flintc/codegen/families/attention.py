@@ -34,6 +34,7 @@ WARPS = 4
 MIN_COLUMNS = 8
 
 Constants = dict[str, int | float | bool]
+Blocks = dict[str, str | bool]
 
 
 def attention(graph: Graph, launch: Launch, programs: int = PROGRAMS) -> Selection:
@@ -53,7 +54,7 @@ def attention(graph: Graph, launch: Launch, programs: int = PROGRAMS) -> Selecti
     sinks = any(_sink_and_output(sig, merge) for merge in merges)
     table, cache = graph.values[op.inputs[4]], op.inputs[1]
     constants = _tiling(graph, op, programs)
-    blocks: dict[str, str | bool] = {
+    blocks: Blocks = {
         "columns": sig.extent("columns", table.type.shape[1], constants),
         "splits": sig.extent("splits", _count(op), constants),
         "prefetch": launch.dependent is not None and cache in launch.dependent.prefetch,
@@ -62,26 +63,50 @@ def attention(graph: Graph, launch: Launch, programs: int = PROGRAMS) -> Selecti
     if merges:
         constants["SEGMENT"] = _members(op)
         sig.counters("rows", f"{constants['KV_HEADS']}*B")
-    runs = bool(merges) and _window(op) is None
-    if runs:
-        constants["MIN_RUN"] = -(-int(constants.pop("CHUNK")) // int(constants["TILE"]))
-        blocks["many"] = programs > SEGMENT
-        if blocks["many"]:
-            constants["WAITING"] = WAITING
-    else:
-        blocks |= {"windowed": _window(op) is not None, "merge": bool(merges), "segmented": _segmented(op)}
-    what = "a run of its positions" if runs else "a run of chunks of its positions"
-    last = "; the last programs merge." if runs and blocks["many"] else "; the last program merges."
+    name = _name(launch, op)
+    if merges and _window(op) is None:
+        return _runs(sig, name, constants, blocks, many=programs > SEGMENT)
+    return _chunks(sig, name, op, constants, blocks, merge=bool(merges))
+
+
+def _runs(sig: Signature, name: str, constants: Constants, blocks: Blocks, *, many: bool) -> Selection:
+    """A partial for each program, of a run of its row's positions. many: a row may have more than one merges."""
+    shortest = -(-int(constants.pop("CHUNK")) // int(constants["TILE"]))
+    constants |= {"MIN_RUN": shortest} | ({"WAITING": WAITING} if many else {})
+    last = "the last programs merge" if many else "the last program merges"
     return sig.select(
-        _name(launch, op),
-        "attention_runs.py.j2" if runs else "attention.py.j2",
-        f"Attention of one row's query group over {what}{last if merges else '.'}",
-        grid=("B", int(constants["KV_HEADS"]), int(constants["PROGRAMS"])),
+        name,
+        "attention_runs.py.j2",
+        f"Attention of one row's query group over a run of its positions; {last}.",
+        grid=_grid(constants),
         constants=constants,
-        blocks=blocks,
+        blocks=blocks | {"many": many},
         num_warps=int(constants["WARPS"]),
-        num_stages=RUN_STAGES if runs else _stages(op, constants),
+        num_stages=RUN_STAGES,
     )
+
+
+def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blocks, *, merge: bool) -> Selection:
+    """A partial for each chunk; merge: the last program merges those of a row."""
+    window = _window(op) is not None
+    # A window's chunk of one step has no next one, and lies in shared memory once.
+    stages = 1 if window and int(constants["TILE"]) >= _chunk(op) else STAGES
+    return sig.select(
+        name,
+        "attention.py.j2",
+        "Attention of one row's query group over a run of chunks of its positions"
+        + ("; the last program merges." if merge else "."),
+        grid=_grid(constants),
+        constants=constants,
+        blocks=blocks | {"windowed": window, "merge": merge, "segmented": _segmented(op)},
+        num_warps=int(constants["WARPS"]),
+        num_stages=stages,
+    )
+
+
+def _grid(constants: Constants) -> tuple[Dim, Dim, Dim]:
+    """Rows, KV heads, and the programs that share one of each."""
+    return "B", int(constants["KV_HEADS"]), int(constants["PROGRAMS"])
 
 
 def attention_merge(graph: Graph, launch: Launch) -> Selection:
@@ -138,11 +163,6 @@ def _tiling(graph: Graph, op: Op, programs: int) -> Constants:
     if window is not None:
         constants["WINDOW"] = window
     return constants
-
-
-def _stages(op: Op, constants: Constants) -> int:
-    """Steps on their way at once: a window's chunk of one step has no next one, and lies in shared memory once."""
-    return 1 if _window(op) is not None and int(constants["TILE"]) >= _chunk(op) else STAGES
 
 
 def _members(op: Op) -> int:
