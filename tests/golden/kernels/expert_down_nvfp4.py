@@ -60,6 +60,7 @@ def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: 
     live = eight * 8 + lane // 4 == place[None, None, None, :, None, None]
     live = live & (column < width[None, None, None, :, None, None])
     at = x_ptr[None, None, None, :, None, None] + lane % 4 * 32
+    # Every column of eight has pointers, so that a mask has its axis to cut along.
     x = tl.load(at + (k + step * 128 + word * 8 + each + eight * 0), mask=live, other=0.0)
     # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
