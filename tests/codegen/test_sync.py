@@ -67,6 +67,19 @@ class Programs:
         self.counter = value
 
 
+@pytest.mark.parametrize("waiting", [7, 96])
+@pytest.mark.parametrize("groups", [1, 4, 32, 96, 97, 256])
+def test_no_more_wait_than_are_sure_to_leave_places(waiting: int, groups: int) -> None:
+    """On a GPU; in the interpreter, where nobody can wait, one goes on."""
+    few_of = sync.few_of.fn
+    on_gpu = FunctionType(few_of.__code__, {"tl": SimpleNamespace(minimum=min), "INTERPRET": False})
+    for most in (1, 3, 8, 32):
+        few = on_gpu(groups, most, waiting)
+        assert 1 <= few <= most and (few - 1) * groups <= waiting
+        assert few == most or few * groups > waiting
+        assert FunctionType(few_of.__code__, {"INTERPRET": True})(groups, most, waiting) == 1
+
+
 @pytest.mark.parametrize(("group", "few"), [(1, 1), (5, 1), (5, 3), (6, 6), (18, 8)])
 @pytest.mark.parametrize("seed", range(20))
 def test_the_last_few_go_on_once_all_have_arrived(group: int, few: int, seed: int) -> None:
