@@ -132,10 +132,9 @@ def tune(
         eight = ForwardBench(bundle.plan, compiled, context, 8, theta, given=given)
         given = eight.tensors
         one = ForwardBench(bundle.plan, compiled, context, 1, theta, given=given)
-        for kernel in dict.fromkeys(x.kernel for x in bundle.plan.launches):
+        for kernel, launch in {x.kernel: x for x in bundle.plan.launches}.items():
             trials = found.setdefault(kernel, {})
-            names_used = {kernel, bundle.plan.kernels[kernel].several or kernel}
-            sound = all(compiled[used].spills == 0 for used in names_used)
+            sound = all(compiled[bundle.plan.kernel_for(launch, rows).name].spills == 0 for rows in (1, 8))
             if kernel.startswith(TUNED) and sound and _is_new(bundle, kernel, name, trials):
                 laid = bundle.plan.kernels[kernel]
                 times = one.time_chain(kernel), eight.time_chain(kernel)

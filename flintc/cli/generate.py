@@ -94,10 +94,8 @@ def generate_command(
 
 def _generate(model: Model, ids: Sequence[int], options: Any) -> tuple[Generation, float | None]:
     """What ``model.generate`` makes, and the age of the process when it had the first token."""
-    from flintc.runtime.batch import run_requests
-
     request = model.request(ids, options)
-    events = run_requests(model.executor, [request], model.sampled_vocab)
+    events = model.events([request])
     first, seconds = next(events), seconds_since_start()
     return model.result(request, [first, *events]), seconds
 

@@ -116,7 +116,7 @@ class Model:
         own: Sequence[Options] = each or [{}] * len(prompts)
         requests = [self.request(p, {**options, **o}) for p, o in zip(prompts, own, strict=True)]
         events: list[list[Event]] = [[] for _ in requests]
-        for event in run_requests(self.executor, requests, self.sampled_vocab):
+        for event in self.events(requests):
             events[event.request].append(event)
         return [self.result(request, made) for request, made in zip(requests, events, strict=True)]
 
@@ -153,6 +153,10 @@ class Model:
             )
         return request
 
+    def events(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """What ``requests``, decoded together, get: an event for each token, as soon as it is there."""
+        return run_requests(self.executor, requests, self.sampled_vocab)
+
     def text(self, request: Request, token_ids: Sequence[int]) -> str | None:
         """Text of what a request got, without the id that stopped it; None without a tokenizer."""
         if isinstance(self._tokenizer, TokenizerError):
@@ -186,7 +190,7 @@ class Model:
 
     def _stream(self, request: Request) -> Iterator[Token]:
         text = self._tokenizer.stream() if isinstance(self._tokenizer, Tokenizer) else None
-        for event in run_requests(self.executor, [request], self.sampled_vocab):
+        for event in self.events([request]):
             piece = None
             if text is not None:
                 piece = "" if event.finish == "stop" else text.push(event.token)

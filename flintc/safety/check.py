@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from flintc.errors import VerificationError
 from flintc.ir.graph import Launch
@@ -48,18 +49,21 @@ def find_hazards(plan: Plan) -> list[Hazard]:
     if found:
         return found
     by_name, where = {launch.name: launch for launch in plan.graph.launches}, places(plan)
-
-    def bound(rows: int) -> tuple[BoundLaunch, ...]:
-        return tuple(BoundLaunch(p, plan.kernel_for(p, rows), by_name[p.name], where) for p in plan.launches)
-
-    one, several = bound(rows=1), bound(rows=2)
+    one = tuple(BoundLaunch(p, plan.kernels[p.kernel], by_name[p.name], where) for p in plan.launches)
+    several = tuple(_of_several_rows(plan, bound) for bound in one)
     chosen = plan.sampler.launches if plan.sampler is not None else ()
     after = tuple(BoundLaunch(p, plan.kernels[p.kernel], Launch(p.name, "sample", ()), where) for p in chosen)
     found = [*_of_launches(plan, one), *_of_sampler(plan, after), *_of_chain(plan, one, after)]
-    others = tuple(y for x, y in zip(one, several, strict=True) if x.kernel is not y.kernel)
+    others = tuple(y for x, y in zip(one, several, strict=True) if x is not y)
     if others:
         found += [h for h in (*_of_launches(plan, others), *_of_chain(plan, several, after)) if h not in found]
     return found
+
+
+def _of_several_rows(plan: Plan, bound: BoundLaunch) -> BoundLaunch:
+    """The launch in steps of several rows: itself, where it runs on the same kernel."""
+    kernel = plan.kernel_for(bound.planned, rows=2)
+    return bound if kernel is bound.kernel else replace(bound, kernel=kernel)
 
 
 def _of_launches(plan: Plan, step: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:

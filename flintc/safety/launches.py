@@ -33,15 +33,15 @@ def _fit(plan: Plan, launch: PlannedLaunch) -> Iterator[Hazard]:
         return
     if not kernel.paths:
         yield Hazard("launches", launch.name, "", "", f"kernel {kernel.name} does not state its effects")
-    if kernel.several is not None and not _alike(kernel, plan.kernels.get(kernel.several)):
+    several = plan.kernels.get(kernel.several) if kernel.several is not None else None
+    if kernel.several is not None and not _alike(kernel, several):
         message = f"kernel {kernel.several} is to run in place of {kernel.name}, and does not fit its launches"
         yield Hazard("launches", launch.name, "", "", message)
     kinds = {p.name: a.kind for p, a in zip(kernel.params, launch.args, strict=True)}
-    for one in (kernel, plan.kernels.get(kernel.several or "")):
-        paths = one.paths if one is not None else ()
-        for param in sorted({p for path in paths for e in path for p in (e.param, *e.last, *e.guards) if p}):
+    for one in (kernel, *([several] if several is not None else [])):
+        for param in sorted({p for path in one.paths for e in path for p in (e.param, *e.last, *e.guards) if p}):
             if kinds.get(param, "symbol") == "symbol":
-                message = f"kernel {one.name if one else ''} follows {param}, which is no pointer"
+                message = f"kernel {one.name} follows {param}, which is no pointer"
                 yield Hazard("launches", launch.name, "", "", message)
 
 
