@@ -93,10 +93,13 @@ class _KernelRunner:
             return torch.zeros([resolve(d, env) for d in type.shape], dtype=torch.int32, device=self.device)
         name, _, part = arg.ref.partition("#")
         given = pointers[name]
-        if isinstance(given, Nvfp4):
+        if not isinstance(given, Nvfp4):
+            return given
+        if part == "scale":
             # Kernels read one tensor scale per output row, whatever the checkpoint states.
-            return given.row_scale().contiguous() if part == "scale" else getattr(given, part)
-        return given
+            return given.row_scale().contiguous()
+        packed = given.in_kernel_order()
+        return packed.codes if part == "codes" else packed.scales
 
 
 class InterpretRunner(_KernelRunner):

@@ -71,4 +71,5 @@ def _packed(shape: tuple[int, ...], generator: torch.Generator) -> Nvfp4:
     scales.random_(*_SCALE_BITS, generator=generator)
     stacked = tuple(rows[:-1]) or (1,)
     spread = torch.empty(stacked, device=device).uniform_(0.5, 1.5, generator=generator)
-    return Nvfp4(codes, scales, spread * columns**-0.5 / _PACKED_RMS)
+    # Random bits are as good in the order of kernels, in which a GPU keeps them.
+    return Nvfp4(codes, scales, spread * columns**-0.5 / _PACKED_RMS, ordered=device.type == "cuda")

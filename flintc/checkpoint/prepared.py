@@ -198,6 +198,7 @@ class _Writer:
         """The next weight of the plan."""
         parts = [weight]
         if isinstance(weight, Nvfp4):
+            assert not weight.ordered, "a copy keeps ModelOpt's order"
             parts = [weight.codes, weight.scales.view(torch.float8_e4m3fn), weight.row_scale()]
         for tensor in parts:
             planned = next(self._planned)

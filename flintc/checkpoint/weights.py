@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
+
+from torch import Tensor
 
 from flintc.errors import CheckpointError, SpecError
 from flintc.ir.graph import Graph, Value
+from flintc.reference.nvfp4 import Nvfp4
 from flintc.spec import BoundModel
 
 Shape = tuple[int, ...]
-Weight = TypeVar("Weight")
 FileFormat = Literal["safetensors", "gguf"]
 #: How many names an error message shows.
 SHOWN = 4
@@ -88,11 +90,16 @@ def find_weights(
 
 
 def collect(
-    weights: Iterable[tuple[str, Weight]], total: int, progress: Callable[[int, int, str], None] | None
-) -> dict[str, Weight]:
-    """All of ``weights`` by name, of which there are ``total``; ``progress`` is told of each."""
-    result: dict[str, Weight] = {}
+    weights: Iterable[tuple[str, Tensor | Nvfp4]], total: int, progress: Callable[[int, int, str], None] | None
+) -> dict[str, Tensor | Nvfp4]:
+    """All of ``weights`` by name, of which there are ``total``; ``progress`` is told of each.
+
+    On a GPU packed ones are put in the order of kernels: it has time for that while the next ones are read.
+    """
+    result: dict[str, Tensor | Nvfp4] = {}
     for name, weight in weights:
+        if isinstance(weight, Nvfp4) and weight.device.type == "cuda":
+            weight = weight.in_kernel_order(give_up=True)
         result[name] = weight
         if progress is not None:
             progress(len(result), total, name)

@@ -14,6 +14,7 @@ from flintc.codegen.families.attention import attention as step_attention
 from flintc.codegen.render import render_kernel
 from flintc.codegen.selection import KernelTable, Selection, power_of_two
 from flintc.ir.graph import Graph, Launch, Op
+from flintc.ir.packed import in_blocks
 from flintc.ir.plan import Kernel, Param, ParamType
 
 Constants = Mapping[str, int | float | bool]
@@ -223,7 +224,7 @@ class Kernels:
         while turns > EXPERT_BLOCKS and turns % 2 == 0:
             turns //= 2
         more: Constants = {"BLOCKS": turns} if topk is None else {"ORDERED": ordered}
-        constants = {"N": n, "K": k, "COLUMNS": columns, **more}
+        constants = {"N": n, "K": k, "COLUMNS": columns, **more, "BLOCKED": in_blocks(self._dim(op.inputs[2], 1), k)}
         params = {"x": _BF16, "codes": _U8, "scales": _U8, "scale": _F32}
         blocks = {"gated": topk is not None, "scaled": True, "packed": True}
         return self._product(f"rows_expert_{product}_{n}x{k}_packed", topk, params, constants, blocks, warps, stages)
@@ -254,10 +255,10 @@ class Kernels:
     def _unpack(self, weight: str, ordered: bool) -> Purposes:
         if self.graph.values[weight].type.dtype != "nvfp4":
             return {}
-        params = {"codes": _U8, "scales": _U8, "y": _BF16, "blocks": _INT}
+        params = {"codes": _U8, "scales": _U8, "y": _BF16, "lanes": _INT, "row": _INT}
         doc = "Packed codes times their block scales, in units of 1/128: exact in BF16."
         name = "rows_unpack" + "_ordered" * ordered
-        return {"unpack": self._add(name, "unpack.py.j2", doc, params, {"BLOCK": 256}, {"ordered": ordered})}
+        return {"unpack": self._add(name, "unpack.py.j2", doc, params, {"LANES": 256}, {"ordered": ordered})}
 
     def _add(
         self,

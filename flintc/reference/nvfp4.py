@@ -1,11 +1,13 @@
-"""NVFP4 weights in ModelOpt's layout, and their exact dequantisation."""
+"""NVFP4 weights in ModelOpt's layout, or with its codes in the order of kernels, and their exact dequantisation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from flintc.reference.kernel_order import from_kernel_order, to_kernel_order_
 
 #: Values per E4M3 block scale.
 BLOCK = 16
@@ -22,11 +24,14 @@ class Nvfp4:
     scales: u8 [..., N, K/16]; the bits of one E4M3 number per 16 values.
     scale: f32, the tensor scale: one value ([] or [1]), one per output row ([N]), one per expert ([E]) or
     one per expert and row ([E, N]).
+    ordered: codes and block scales stand in the order in which kernels read them instead, see
+    :mod:`flintc.reference.kernel_order`.
     """
 
     codes: Tensor
     scales: Tensor
     scale: Tensor
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         rows, half = self.codes.shape[:-1], self.codes.shape[-1]
@@ -54,12 +59,12 @@ class Nvfp4:
 
     def to(self, device: torch.device | str) -> Nvfp4:
         """The same weight on another device."""
-        return Nvfp4(self.codes.to(device), self.scales.to(device), self.scale.to(device))
+        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device), scale=self.scale.to(device))
 
     def __getitem__(self, expert: int) -> Nvfp4:
         """One expert of a stacked weight."""
         scale = self.scale if self.scale.numel() == 1 else self.scale[expert]
-        return Nvfp4(self.codes[expert], self.scales[expert], scale)
+        return replace(self, codes=self.codes[expert], scales=self.scales[expert], scale=scale)
 
     def row_scale(self) -> Tensor:
         """The tensor scale spread over output rows: f32 [..., N]."""
@@ -72,14 +77,25 @@ class Nvfp4:
 
     def with_row_scales(self) -> Nvfp4:
         """The same weight with its tensor scale spread over output rows, as kernels read it."""
-        return Nvfp4(self.codes, self.scales, self.row_scale().contiguous())
+        return replace(self, scale=self.row_scale().contiguous())
+
+    def in_kernel_order(self, *, give_up: bool = False) -> Nvfp4:
+        """The same weight, ordered; ``give_up``: in the memory of this one, which is not used again."""
+        if self.ordered:
+            return self
+        codes, scales = (self.codes, self.scales) if give_up else (self.codes.clone(), self.scales.clone())
+        to_kernel_order_(codes, scales)
+        return replace(self, codes=codes, scales=scales, ordered=True)
 
     def unscaled(self) -> Tensor:
         """code * block scale, without the tensor scale: bf16 [..., N, K], exact."""
         table = torch.tensor(E2M1, dtype=torch.float32, device=self.device)
-        nibbles = torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(-2)
-        blocks = table[nibbles.int()].view(*self.scales.shape, BLOCK)
-        values = blocks * self.scales.view(torch.float8_e4m3fn).float()[..., None]
+        codes, scales = self.codes, self.scales
+        if self.ordered:
+            codes, scales = from_kernel_order(codes, scales)
+        nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+        blocks = table[nibbles.int()].view(*scales.shape, BLOCK)
+        values = blocks * scales.view(torch.float8_e4m3fn).float()[..., None]
         return values.flatten(-2).to(torch.bfloat16)
 
     def dequantize(self) -> Tensor:

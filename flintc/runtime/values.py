@@ -44,5 +44,5 @@ def zeroed(
 
 
 def for_kernels(tensors: Mapping[str, Tensor | Nvfp4]) -> dict[str, Tensor | Nvfp4]:
-    """Tensors as kernels read them: the scale of a packed weight is one number per output row."""
-    return {name: t.with_row_scales() if isinstance(t, Nvfp4) else t for name, t in tensors.items()}
+    """Tensors as kernels read them: a packed weight is in their order, and has a scale per output row."""
+    return {n: t.in_kernel_order().with_row_scales() if isinstance(t, Nvfp4) else t for n, t in tensors.items()}

@@ -76,8 +76,8 @@ def _parts(given: Mapping[str, Tensor | Nvfp4]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, value in given.items():
         if isinstance(value, Nvfp4):
-            scale = value.row_scale().contiguous()
-            tensors |= {f"{name}#codes": value.codes, f"{name}#scales": value.scales, f"{name}#scale": scale}
+            packed, scale = value.in_kernel_order(), value.row_scale().contiguous()
+            tensors |= {f"{name}#codes": packed.codes, f"{name}#scales": packed.scales, f"{name}#scale": scale}
         else:
             tensors[name] = value
     return tensors

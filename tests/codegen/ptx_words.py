@@ -55,6 +55,9 @@ def _step(operation: str, operands: list[str], values: Words) -> None:
             result = sources[0] << sources[1]
         case "shr.b32":
             result = sources[0] >> sources[1]
+        case "shf.l.wrap.b32":
+            high, low, by = sources
+            result = (high << by) | (low >> (np.uint32(32) - by))
         case "and.b32":
             result = sources[0] & sources[1]
         case "or.b32":

@@ -16,10 +16,11 @@ from flintc.ir.types import DType
 # Activations of exact values are large; silu of a very negative gate divides by infinity, as it should.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
-#: (output rows, K): a ragged tile of both, two tiles of K, one step of K, fewer columns than a step.
+#: (output rows, K): a ragged tile of both, two tiles of K, one step of K, fewer columns than a step; packed ones in
+#: blocks: one tile of K, two and a part.
 SHAPES = {
     "bf16": [(40, 100), (48, 320), (16, 128), (5, 24)],
-    "nvfp4": [(40, 160), (48, 1184), (16, 512), (5, 32)],
+    "nvfp4": [(40, 160), (48, 1184), (16, 512), (5, 32), (48, 1152)],
 }
 CASES = [(weights, n, k) for weights, shapes in SHAPES.items() for n, k in shapes]
 

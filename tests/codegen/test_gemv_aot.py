@@ -61,9 +61,9 @@ def check_machine_code(name: str, compiled: CompiledKernel) -> None:
         assert code.count("HMMA") > 0
 
 
-@pytest.mark.parametrize("name", ["qkv_full", "qkv_window", "o"])
-def test_the_heads_weights_are_unpacked_above_the_wait(name: str, cache: Path) -> None:
-    """By multiplications of pairs, of which the head's epilogue has none."""
+@pytest.mark.parametrize("name", ["qkv_full", "qkv_window", "o", "gate_up"])
+def test_weights_are_unpacked_above_the_wait(name: str, cache: Path) -> None:
+    """Those of qkv and o: by multiplications of pairs, of which the epilogues have none."""
     kernel = only_kernel(chained(GRAPHS[name]("nvfp4"), 16))
     (compiled,) = compile_kernels([kernel], ["sm_90"], cache_dir=cache, jobs=1).values()
     code = disassemble(compiled.cubin)
@@ -71,7 +71,7 @@ def test_the_heads_weights_are_unpacked_above_the_wait(name: str, cache: Path) -
         sum(opcode.startswith("HMUL2.BF16") for opcode in opcodes) for opcodes in (code.before_wait, code.opcodes)
     )
     assert all_of_them >= 128
-    assert (above == all_of_them) == (name != "o")
+    assert (above == all_of_them) == (name != "gate_up")
 
 
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])

@@ -85,6 +85,21 @@ def test_expert_down(shared: bool, weights: DType, batch: int) -> None:
     check_down(RAGGED[weights], shared, batch, weights)
 
 
+#: Widths of an expert and of the shared one whose NVFP4 weights lie in blocks: both, one or the other, neither.
+BLOCKS = [(128, 384), (64, 128), (128, 192), (64, 96)]
+
+
+@pytest.mark.parametrize(("expert_width", "shared_width"), BLOCKS)
+def test_experts_in_blocks(expert_width: int, shared_width: int) -> None:
+    """Parts of the shared expert's rows may begin within a block."""
+    sizes = Sizes(hidden=256, experts=5, chosen=2, expert_width=expert_width, shared_width=shared_width)
+    check_down(sizes, True, 3, "nvfp4")
+    graph = expert_gate_up(sizes, True, "nvfp4")
+    got, expected = both(graph, inputs(sizes, graph, 3), 3)
+    for name in graph.outputs:
+        assert_close(got[name], expected[name])
+
+
 def test_expert_down_of_more_products_than_eight_columns() -> None:
     check_down(MANY, shared=False, batch=1)
     check_down(MANY, shared=True, batch=3)

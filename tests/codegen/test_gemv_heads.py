@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from gemv_cases import Data, Inputs, interpret, reference, rows_of
@@ -60,6 +62,7 @@ def test_qkv(rotate: bool, batch: int) -> None:
 
 def test_qkv_of_packed_weights() -> None:
     check(SMALL, rotate=True, batch=3, weights="nvfp4")
+    check(replace(SMALL, hidden=256), rotate=True, batch=3, weights="nvfp4")  # in blocks
 
 
 @pytest.mark.parametrize("head_dim", [8, 24, 40])

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from ptx_words import assembly_of, bf16, run
 
+from flintc.reference.kernel_order import to_kernel_order_
 from flintc.reference.nvfp4 import E2M1
 
 #: Every E4M3 byte but the two NaN.
@@ -25,14 +26,17 @@ def test_both_scales_of_a_pair() -> None:
 
 
 def test_all_codes_of_a_word_times_every_scale() -> None:
-    """Outputs in pairs (0, 4), (1, 5), (2, 6), (3, 7), each code * scale / 128 to the last bit."""
+    """Outputs by column, each code * scale / 128 to the last bit, of words as loading orders them."""
     random = np.random.default_rng(0)
     words = random.integers(0, 1 << 32, size=(4096, 1), dtype=np.uint32)
     words[:16, 0] = np.arange(16, dtype=np.uint32) * np.uint32(0x11111111)
+    codes = torch.from_numpy(words.view(np.uint8).copy())
+    to_kernel_order_(codes, torch.zeros((4096, 1), dtype=torch.uint8))
+    ordered = codes.numpy().view(np.uint32)
     scales = run(assembly_of("nvfp4", "scale_values"), o2=SCALES)["$0"][None, :]
-    values = run(assembly_of("nvfp4", "word_values"), o8=words, o9=scales)
+    values = run(assembly_of("nvfp4", "word_values"), o8=ordered, o9=scales)
     size = scale_of(SCALES)[None, :]
-    for output, position in enumerate((0, 4, 1, 5, 2, 6, 3, 7)):
-        code = torch.tensor(E2M1, dtype=torch.float64)[(words >> np.uint32(4 * position) & np.uint32(15)).astype(int)]
-        assert torch.equal(bf16(values[f"${output}"]).double(), code * size / 128)
-        assert not (values[f"${output}"] & 3).any()  # what hold_above relies on
+    for column in range(8):
+        code = torch.tensor(E2M1, dtype=torch.float64)[(words >> np.uint32(4 * column) & np.uint32(15)).astype(int)]
+        assert torch.equal(bf16(values[f"${column}"]).double(), code * size / 128)
+        assert not (values[f"${column}"] & 3).any()  # what hold_above relies on

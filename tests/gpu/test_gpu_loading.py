@@ -35,12 +35,17 @@ def load(path: Path, device: str, prepared: Path | None = None) -> tuple[dict[st
 
 
 def parts(weight: Tensor | Nvfp4) -> list[Tensor]:
-    return [weight.codes, weight.scales, weight.scale] if isinstance(weight, Nvfp4) else [weight]
+    """Tensors of a weight, those of a packed one in the order of kernels."""
+    if isinstance(weight, Tensor):
+        return [weight]
+    packed = weight.in_kernel_order()
+    return [packed.codes, packed.scales, packed.scale]
 
 
 def check_same(on_gpu: dict[str, Tensor | Nvfp4], on_cpu: dict[str, Tensor | Nvfp4]) -> None:
     assert list(on_gpu) == list(on_cpu)
     for name, weight in on_gpu.items():
+        assert isinstance(weight, Tensor) or weight.ordered
         for ours, theirs in zip(parts(weight), parts(on_cpu[name]), strict=True):
             assert ours.is_cuda and ours.dtype == theirs.dtype, name
             assert torch.equal(ours.cpu(), theirs), name

@@ -8,6 +8,7 @@ import torch
 from flintc import api
 from flintc.bench.synthetic import tensors
 from flintc.codegen.general import general
+from flintc.ir.packed import LANE_COLUMNS, in_blocks
 from flintc.ir.plan import Plan, Routine
 from flintc.reference import Nvfp4, run_op
 from flintc.reference.context import Context
@@ -30,22 +31,28 @@ def words():
     return plan, launch, Given(plan, launch, for_kernels(given)), given
 
 
-def every_code() -> Nvfp4:
-    """Every code under every finite scale that is not negative, 128 columns a row."""
-    codes = torch.arange(256, dtype=torch.uint8).repeat(127).view(-1, 64)
-    scales = torch.arange(127, dtype=torch.uint8).repeat_interleave(32).view(-1, 8)
-    return Nvfp4(codes, scales, torch.ones(codes.shape[0]))
+def every_code(rows: int, columns: int) -> Nvfp4:
+    """Every code under every finite scale that is not negative, as far as they fit."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(127)[: rows * columns // 2]
+    scales = torch.arange(127, dtype=torch.uint8).repeat_interleave(32)[: rows * columns // 16]
+    return Nvfp4(codes.view(rows, columns // 2), scales.view(rows, columns // 16), torch.ones(rows))
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_unpacking_is_exact(words, ordered):
+@pytest.mark.parametrize(("rows", "columns"), [(508, 128), (2032, 32), (496, 128), (16, 3968)])
+def test_unpacking_is_exact(words, ordered, rows, columns):
+    """Rows that follow each other, and rows in blocks; in the order of words only whole blocks of columns."""
+    if ordered and columns % 128:
+        pytest.skip("the order of words is one of 128 columns")
     plan, launch, *_ = words
-    weight = every_code()
+    weight = every_code(rows, columns)
+    packed = weight.in_kernel_order()
     y = torch.full(weight.shape, torch.nan, dtype=torch.bfloat16)
     kernel = plan.general.kernels["rows_unpack" + "_ordered" * ordered]
-    blocks = y.numel() // 32
-    grid = (-(-blocks // int(kernel.constants["BLOCK"])), 1, 1)
-    launch(kernel, grid, codes=weight.codes, scales=weight.scales, y=y, blocks=blocks)
+    lanes = y.numel() // LANE_COLUMNS
+    grid = (-(-lanes // int(kernel.constants["LANES"])), 1, 1)
+    row = columns // LANE_COLUMNS if in_blocks(rows, columns) else 0
+    launch(kernel, grid, codes=packed.codes, scales=packed.scales, y=y, lanes=lanes, row=row)
     want = weight.unscaled()
     assert torch.equal(y.float() * UNPACKED_UNIT, (in_word_order(want) if ordered else want).float())
 

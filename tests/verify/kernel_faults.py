@@ -68,7 +68,10 @@ KERNEL_FAULTS = (
         "one scale for all experts", "nvfp4", "expert_down",
         text("scale = weight_scale_ptr + expert * N", "scale = weight_scale_ptr + 0 * expert"),
     ),
-    KernelFault("nibbles swapped", "nvfp4", "expert_down", text("4 * tl.arange(0, 8)", "4 * (tl.arange(0, 8) ^ 1)")),
+    KernelFault(
+        "two codes of eight swapped", "nvfp4", "expert_down",
+        text("c2, c3 = values_of_halves", "c3, c2 = values_of_halves"),
+    ),
     KernelFault(
         "output scale left out", "nvfp4", r"linear_\d+x\d+_nvfp4_f32",
         text("sum_warps(acc, SPLIT) * scale", "sum_warps(acc, SPLIT) * SUM_UNIT"),

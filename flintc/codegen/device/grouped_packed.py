@@ -19,20 +19,20 @@ from flintc.codegen.device.silu import silu_mul
 def word_order(place):
     """The column that stands at ``place`` in the order of words, where every 128 columns are permuted among them.
 
-    Bits of a place: word 2, instruction 1, half 1, lane 2, pair 1; of a column: lane 2, word 2, pair 1, instruction 1,
-    half 1.
+    Bits of a place: word 2, half 1, instruction 1, lane 2, pair 1; of a column: lane 2, word 2, instruction 1, half 1,
+    pair 1. (Half and instruction are those of the products of few rows; here they change places.)
     """
-    word, instruction, half = (place >> 5) & 3, (place >> 4) & 1, (place >> 3) & 1
+    word, half, instruction = (place >> 5) & 3, (place >> 4) & 1, (place >> 3) & 1
     lane, pair = (place >> 1) & 3, place & 1
-    return (place & -128) | (lane << 5) | (word << 3) | (pair << 2) | (instruction << 1) | half
+    return (place & -128) | (lane << 5) | (word << 3) | (instruction << 2) | (half << 1) | pair
 
 
 @triton.jit
 def in_word_order(y):
     """The values y [columns, a multiple of 128], put into the order of words."""
     COLUMNS: tl.constexpr = y.shape[0]
-    # Axes of a column: lane, word, pair, instruction, half.
-    y = tl.permute(tl.reshape(y, (COLUMNS // 128, 4, 4, 2, 2, 2)), (0, 2, 4, 5, 1, 3))
+    # Axes of a column: lane, word, instruction, half, pair.
+    y = tl.permute(tl.reshape(y, (COLUMNS // 128, 4, 4, 2, 2, 2)), (0, 2, 4, 3, 1, 5))
     return tl.reshape(y, (COLUMNS,))
 
 
@@ -46,10 +46,20 @@ def weight_columns(column, COLUMNS: tl.constexpr, ORDERED: tl.constexpr):
 
 
 @triton.jit
-def load_words(codes_ptr, scales_ptr, column, k, K: tl.constexpr, COLUMNS: tl.constexpr, ORDERED: tl.constexpr):
+def load_words(
+    codes_ptr,
+    scales_ptr,
+    column,
+    k,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ORDERED: tl.constexpr,
+    BLOCKED: tl.constexpr,
+):
     """128 columns from ``k`` on of the weight rows of some output columns: int32 codes, int16 scales.
 
     [2, COLUMNS / 16, 32 lanes, 4 words] and [2, COLUMNS / 16, 32 lanes]: a warp holds 16 rows, a lane two of them.
+    BLOCKED: the weight lies block by block, see :mod:`flintc.ir.packed`.
     """
     half = tl.arange(0, 2)[:, None, None]
     strip = tl.arange(0, COLUMNS // 16)[None, :, None]
@@ -57,7 +67,9 @@ def load_words(codes_ptr, scales_ptr, column, k, K: tl.constexpr, COLUMNS: tl.co
     row = column + strip * 16 + half * 8 + lane // 4
     if ORDERED:
         row = word_order(row)
-    at = tl.max_contiguous(row * (K // 32) + k // 32 + lane % 4, (1, 1, 1))
+    in_block, in_row = k // 4 + row % 8 * 4 + lane % 4, k // 32 + lane % 4
+    at = row // 8 * (K // 4) + in_block if BLOCKED else row * (K // 32) + in_row
+    at = tl.max_contiguous(at, (1, 1, 1))
     words = at[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]
     codes = tl.load(codes_ptr.to(tl.pointer_type(tl.int32)) + words)
     return codes, tl.load(scales_ptr.to(tl.pointer_type(tl.int16)) + at)
@@ -69,7 +81,7 @@ def weights_of(codes, scales):
     STRIPS: tl.constexpr = codes.shape[1]
     codes = tl.reshape(codes, (2, STRIPS, 1, 32, 4))
     value = dequantise(codes, tl.reshape(scales, (2, STRIPS, 1, 32)))
-    # Axes: half of a strip, strip, row of eight, lane of four, word, instruction, half of K, pair.
+    # Axes: half of a strip, strip, row of eight, lane of four, word, half, instruction, pair.
     value = tl.reshape(value, (2, STRIPS, 8, 4, 4, 2, 2, 2))
     return tl.reshape(tl.permute(value, (1, 0, 2, 4, 5, 6, 3, 7)), (STRIPS * 16, 128))
 
@@ -90,6 +102,7 @@ def packed_gate_up_tile(
     CHOSEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     ORDERED: tl.constexpr,
+    BLOCKED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """As :func:`gate_up_tile`, from packed weights, with a following tile of codes always on its way."""
@@ -98,17 +111,17 @@ def packed_gate_up_tile(
     up_codes_ptr, up_scales_ptr = codes_ptr + N * K // 2, scales_ptr + N * K // 16
     gates = tl.zeros((COLUMNS, ROWS), tl.float32)
     ups = tl.zeros((COLUMNS, ROWS), tl.float32)
-    gate, gate_scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, ORDERED)
-    up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, 0, K, COLUMNS, ORDERED)
+    gate, gate_scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, ORDERED, BLOCKED)
+    up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, 0, K, COLUMNS, ORDERED, BLOCKED)
     for k in range(0, K, 128):
         x = tl.trans(load_step(x_ptr, at, k, K, 128))
         # The last step loads its own once more.
         ahead = tl.minimum(k + 128, K - 128)
         gate_weights = weights_of(gate, gate_scales)
-        gate, gate_scales = load_words(codes_ptr, scales_ptr, column, ahead, K, COLUMNS, ORDERED)
+        gate, gate_scales = load_words(codes_ptr, scales_ptr, column, ahead, K, COLUMNS, ORDERED, BLOCKED)
         gates = dot_bf16(gate_weights, x, gates)
         up_weights = weights_of(up, up_scales)
-        up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, ahead, K, COLUMNS, ORDERED)
+        up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, ahead, K, COLUMNS, ORDERED, BLOCKED)
         ups = dot_bf16(up_weights, x, ups)
     n = weight_columns(column, COLUMNS, ORDERED)
     gates *= row_scales(scale_ptr, n, N)
@@ -131,6 +144,7 @@ def packed_down_tile(
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
+    BLOCKED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """As :func:`down_tile`, from packed weights, for BLOCKS times COLUMNS columns one after the other.
@@ -139,7 +153,7 @@ def packed_down_tile(
     """
     PARTS: tl.constexpr = K // 128
     slot, pair, live = tile_rows(order_ptr, first, count, ROWS)
-    codes, scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, False)
+    codes, scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, False, BLOCKED)
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for i in range(0, BLOCKS * PARTS):
         x = tl.trans(load_step(x_ptr, slot * K, i % PARTS * 128, K, 128))
@@ -147,7 +161,7 @@ def packed_down_tile(
         # The last step loads its own once more.
         ahead = tl.minimum(i + 1, BLOCKS * PARTS - 1)
         block = column + ahead // PARTS * COLUMNS
-        codes, scales = load_words(codes_ptr, scales_ptr, block, ahead % PARTS * 128, K, COLUMNS, False)
+        codes, scales = load_words(codes_ptr, scales_ptr, block, ahead % PARTS * 128, K, COLUMNS, False, BLOCKED)
         y = dot_bf16(weights, x, y)
         if i % PARTS == PARTS - 1:
             begin = column + i // PARTS * COLUMNS

@@ -1,11 +1,12 @@
 """The products of :mod:`gemv` with packed NVFP4 weights: 4-bit codes, one E4M3 scale per 16 columns, FP32 per row.
 
 A lane's 16 bytes are 32 codes, so a step is 128 columns, of which 32t .. 32t + 31 belong to lane t. A word of eight
-codes feeds two instructions. Codes j and j + 4 of a word stand 16 bits apart, where one register wants its pair of
-BF16: pairs (0, 4), (1, 5) go to the one instruction, (2, 6), (3, 7) to the other, and the vectors follow suit.
+codes feeds two instructions, which take pairs of columns: (0, 1) and (2, 3) go to the one, (4, 5) and (6, 7) to the
+other, as the registers of a vector's eight neighbours lie.
 
 A code becomes BF16 by moving its bits (the sign to bit 15, the rest to bits 8 .. 6), which gives its value times
-2^-126. Times a block scale that carries 2^119 this is code * scale * 2^-7, exact; the 2^7 is left to ``SUM_UNIT``.
+2^-126. Times a block scale that carries 2^119 this is code * scale * 2^-7, exact; the 2^7 is left to ``SUM_UNIT``. The
+bits of a word stand so that a rotation and a mask move a pair: see :mod:`flintc.reference.kernel_order`.
 """
 
 import triton
@@ -20,75 +21,95 @@ SUM_UNIT: tl.constexpr = tl.constexpr(128.0)
 
 @triton.jit
 def scale_values(scales):
-    """Both E4M3 scales of an int16 pair of bytes, times 2^119: BF16, exact.
+    """Both E4M3 scales of an int16 pair of bytes, times 2^119: BF16, exact. Times 2^-7 and FP32 in the interpreter.
 
     The bits read as BF16 are scale * 2^-120, subnormals included.
     """
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 s, up;
-            prmt.b32 s, $2, 0, 0x4140;
-            and.b32 s, s, 0x007f007f;
-            shl.b32 s, s, 4;
-            mov.b32 up, 0x7b807b80;
-            mul.rn.bf16x2 s, s, up;
-            mov.b32 up, 0x7b007b00;
-            mul.rn.bf16x2 s, s, up;
-            mov.b32 {$0, $1}, s;
-        }""",
-        "=h,=h,r",
-        [scales.to(tl.int32)],
-        dtype=(tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=1,
-    )
+    if INTERPRET:
+        first, second = scales.to(tl.int32) & 0x7F, (scales.to(tl.int32) >> 8) & 0x7F
+        return ((first << 20).to(tl.float32, bitcast=True) * 2.0**113,
+                (second << 20).to(tl.float32, bitcast=True) * 2.0**113)  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b32 s, up;
+                prmt.b32 s, $2, 0, 0x4140;
+                and.b32 s, s, 0x007f007f;
+                shl.b32 s, s, 4;
+                mov.b32 up, 0x7b807b80;
+                mul.rn.bf16x2 s, s, up;
+                mov.b32 up, 0x7b007b00;
+                mul.rn.bf16x2 s, s, up;
+                mov.b32 {$0, $1}, s;
+            }""",
+            "=h,=h,r",
+            [scales.to(tl.int32)],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit
 def word_values(words, scales):
-    """The eight codes of each int32 word times their scale: BF16 in pairs (0, 4), (1, 5), (2, 6), (3, 7), exact."""
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 s, a, b;
-            mov.b32 s, {$9, $9};
-            shl.b32 a, $8, 12;
-            shl.b32 b, $8, 6;
-            and.b32 a, a, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$0, $1}, a;
-            shl.b32 a, $8, 8;
-            shl.b32 b, $8, 2;
-            and.b32 a, a, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$2, $3}, a;
-            shl.b32 a, $8, 4;
-            shr.b32 b, $8, 2;
-            and.b32 a, a, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$4, $5}, a;
-            shr.b32 b, $8, 6;
-            and.b32 a, $8, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$6, $7}, a;
-        }""",
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,h",
-        [words, scales],
-        dtype=(tl.bfloat16,) * 8,
-        is_pure=True,
-        pack=1,
-    )
+    """The eight codes of each int32 word, in the order of words, times a scale of :func:`scale_values`, by column.
+
+    Exact: BF16, code * scale / SUM_UNIT; FP32 in the interpreter, which flushes BF16 subnormals to zero.
+    """
+    if INTERPRET:
+        c0, c1 = values_of_halves(moved(words, 0, 0x81C081C0), scales)
+        c2, c3 = values_of_halves(moved(words, 4, 0x81C081C0), scales)
+        c4, c5 = values_of_halves(moved(words, 10, 0x81C081C0), scales)
+        c6, c7 = values_of_halves(moved(words, 14, 0x81808180) | moved(words, 6, 0x00400040), scales)
+        return c0, c1, c2, c3, c4, c5, c6, c7
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b32 s, a, b;
+                mov.b32 s, {$9, $9};
+                and.b32 a, $8, 0x81c081c0;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$0, $1}, a;
+                shl.b32 a, $8, 4;
+                and.b32 a, a, 0x81c081c0;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$2, $3}, a;
+                shf.l.wrap.b32 a, $8, $8, 10;
+                and.b32 a, a, 0x81c081c0;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$4, $5}, a;
+                shf.l.wrap.b32 a, $8, $8, 14;
+                shl.b32 b, $8, 6;
+                and.b32 a, a, 0x81808180;
+                and.b32 b, b, 0x00400040;
+                or.b32 a, a, b;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$6, $7}, a;
+            }""",
+            "=h,=h,=h,=h,=h,=h,=h,=h,r,h",
+            [words, scales],
+            dtype=(tl.bfloat16,) * 8,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit
-def hold_above(c0, c4, c1, c5, c2, c6, c3, c7):
+def moved(words, BITS: tl.constexpr, MASK: tl.constexpr):
+    """int32 words rotated to the left, and masked."""
+    turned = (words << BITS) | ((words >> (32 - BITS)) & ((1 << BITS) - 1))
+    return turned & (MASK - (MASK >> 31 << 32))
+
+
+@triton.jit
+def values_of_halves(bits, scales):
+    """The halves of int32 ``bits`` read as BF16, times 2^126 and ``scales``: FP32, the lower half first."""
+    low, high = (bits << 16).to(tl.float32, bitcast=True), (bits & -65536).to(tl.float32, bitcast=True)
+    return low * 2.0**126 * scales, high * 2.0**126 * scales
+
+
+@triton.jit
+def hold_above(c0, c1, c2, c3, c4, c5, c6, c7):
     """Keep the assembler from moving what computes these values of :func:`word_values` below what follows.
 
     It sinks arithmetic towards its use, past a wait that the arithmetic would have filled. So the values decide here
@@ -113,7 +134,7 @@ def hold_above(c0, c4, c1, c5, c2, c6, c3, c7):
                 mov.u32 $0, 0;
             }""",
             "=r,h,h,h,h,h,h,h,h",
-            [c0, c4, c1, c5, c2, c6, c3, c7],
+            [c0, c1, c2, c3, c4, c5, c6, c7],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
@@ -131,18 +152,24 @@ def load_packed(
     SPLIT: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
+    BLOCKED: tl.constexpr,
 ):
     """Tile of the NVFP4 matrix [``rows``, K], from column ``k`` on: words of codes, and pairs of scale bytes.
 
-    Codes are int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 [STEPS, ROWS / 8, SPLIT, 32 lanes].
+    Codes are int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 [STEPS, ROWS / 8, SPLIT, 32 lanes]. BLOCKED: the
+    matrix lies block by block, see :mod:`flintc.ir.packed`.
     """
     step = tl.arange(0, STEPS)[:, None, None, None]
     split = tl.arange(0, SPLIT)[None, None, :, None]
     lane = tl.arange(0, 32)[None, None, None, :]
     # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within K or outside. What is
     # a thread's own first, and the steps from there after: the steps become parts of instructions.
-    own = lane // 4 * (K // 32) + split * 4 + lane % 4
-    steps = groups[None, :, None, None] * (K // 32) + (k // 32 + step * SPLIT * 4)
+    if BLOCKED:
+        own = lane + split * 32
+        steps = groups[None, :, None, None] * (K // 32) + (k // 4 + step * SPLIT * 32)
+    else:
+        own = lane // 4 * (K // 32) + split * 4 + lane % 4
+        steps = groups[None, :, None, None] * (K // 32) + (k // 32 + step * SPLIT * 4)
     codes_ptr = codes_ptr.to(tl.pointer_type(tl.int32)) + own[:, :, :, :, None] * 4
     codes_ptr += steps[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
     # Four lanes' scales lie side by side; told so, the compiler would let one lane load them for the others.
@@ -160,32 +187,19 @@ def load_packed(
 def dequantise(codes, scales, HELD: tl.constexpr = False):
     """A tile as loaded -> code * block scale / SUM_UNIT, exact: BF16 [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
 
-    The last axes are those of a word's eight codes: instruction, half of its K, pair. FP32 in the interpreter.
+    The last axes are those of a word's eight codes: half of an instruction's K, instruction, pair; the instruction
+    changes least often along the columns, then the half. FP32 in the interpreter.
     HELD: above a wait that follows.
     """
     pairs: tl.constexpr = (codes.shape[0], codes.shape[1], codes.shape[2], 32, 2, 2)
-    if INTERPRET:
-        # The same moves of bits in FP32: the interpreter has no assembly, and flushes BF16 subnormals to zero.
-        bytes = tl.join(scales, scales >> 8).to(tl.int32) & 0x7F
-        scale = (bytes << 20).to(tl.float32, bitcast=True) * 2.0**113
-        scale = tl.reshape(tl.broadcast_to(scale[:, :, :, :, :, None], pairs), codes.shape)
-        code = codes[:, :, :, :, :, None] >> (4 * tl.arange(0, 8))[None, None, None, None, None, :]
-        value = (((code & 8) << 28) | ((code & 7) << 22)).to(tl.float32, bitcast=True) * 2.0**126
-        value = tl.reshape(
-            value * scale[:, :, :, :, :, None], (codes.shape[0], codes.shape[1], codes.shape[2], 32, 4, 2, 2, 2)
-        )
-        # Code 4p + 2m + q is number p of a pair.
-        return tl.permute(value, (0, 1, 2, 3, 4, 6, 7, 5))
-    else:
-        low, high = scale_values(scales)
-        scale = tl.join(low, high)[:, :, :, :, :, None]
-        scale = tl.reshape(tl.broadcast_to(scale, pairs), codes.shape)
-        c0, c4, c1, c5, c2, c6, c3, c7 = word_values(codes, scale)
-        if HELD:
-            hold_above(c0, c4, c1, c5, c2, c6, c3, c7)
-        low_halves = tl.join(tl.join(c0, c2), tl.join(c1, c3))
-        high_halves = tl.join(tl.join(c4, c6), tl.join(c5, c7))
-        return tl.join(low_halves, high_halves)
+    low, high = scale_values(scales)
+    scale = tl.reshape(tl.broadcast_to(tl.join(low, high)[:, :, :, :, :, None], pairs), codes.shape)
+    c0, c1, c2, c3, c4, c5, c6, c7 = word_values(codes, scale)
+    if HELD:
+        hold_above(c0, c1, c2, c3, c4, c5, c6, c7)
+    evens = tl.join(tl.join(c0, c2), tl.join(c4, c6))
+    odds = tl.join(tl.join(c1, c3), tl.join(c5, c7))
+    return tl.join(evens, odds)
 
 
 @triton.jit
@@ -195,7 +209,7 @@ def packed_operand(tile, CHAINS: tl.constexpr, HELD: tl.constexpr = False):
     STEPS: tl.constexpr = codes.shape[0]
     GROUPS: tl.constexpr = codes.shape[1]
     SPLIT: tl.constexpr = codes.shape[2]
-    # Axes: step, group, split, row of eight, lane of four, chain, its words, instruction, half of K, pair.
+    # Axes: step, group, split, row of eight, lane of four, chain, its words, half of K, instruction, pair.
     weights = tl.reshape(dequantise(codes, scales, HELD), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
     weights = tl.permute(weights, (5, 2, 1, 3, 0, 6, 7, 4, 8, 9))
     return tl.reshape(weights, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
@@ -228,9 +242,9 @@ def load_vectors_of_words(
         live = live & (k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8 + each < K)
     x_ptr += lane // 4 * K + (split * 4 + lane % 4) * 32
     x = tl.load(x_ptr + (eight * 8 * K + k + step * SPLIT * 128 + word * 8 + each), mask=live, other=0.0)
-    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
+    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, instruction, half of K, pair.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
+    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 7, 9, 1, 5))
     return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, COLUMNS))
 
 
@@ -248,6 +262,7 @@ def accumulate_packed(
     SPLIT: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
+    BLOCKED: tl.constexpr,
 ):
     """acc + weight rows x vectors over all of K, in SUM_UNIT: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], see accumulate."""
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
@@ -256,7 +271,7 @@ def accumulate_packed(
         weights = packed_operand(tile, CHAINS)
         ahead = k + SPLIT * STEPS * 128
         if ahead < K:
-            tile = load_packed(codes_ptr, scales_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN)
+            tile = load_packed(codes_ptr, scales_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN, BLOCKED)
         acc = dot_bf16(weights, x, acc)
     return acc
 

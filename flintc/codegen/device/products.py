@@ -29,21 +29,46 @@ def own_weights(rows_ptr, groups, rows, stride, width, k, STEPS: tl.constexpr, E
 
 
 @triton.jit
-def own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k, STEPS: tl.constexpr, EVEN: tl.constexpr):
-    """The same of NVFP4 rows: codes int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 without the last axis."""
+def own_packed(
+    codes_ptr,
+    scales_ptr,
+    groups,
+    rows,
+    span,
+    k,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    MIXED: tl.constexpr,
+):
+    """The same of NVFP4 rows: codes int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 without the last axis.
+
+    span: of each warp's rows the ``stride``, of the part that it covers the ``width`` and first column, and, where
+    MIXED, whether the rows lie block by block. Else all do as BLOCKED says; then the part begins with a block.
+    """
+    stride, width, begin, blocked = span
     step = tl.arange(0, STEPS)[:, None, None, None]
     lane = tl.arange(0, 32)[None, None, None, :]
-    stride = (stride // 32)[None, None, :, None]
+    group = groups[None, :, None, None]
+    stride, begin = (stride // 32)[None, None, :, None], (begin // 32)[None, None, :, None]
     # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within a row or outside.
-    own = lane // 4 * stride + groups[None, :, None, None] * stride + lane % 4
-    steps = k // 32 + step * 4
+    if MIXED:
+        column = begin + k // 32 + step * 4 + lane % 4
+        in_block = column // 4 * 32 + lane // 4 * 4 + column % 4
+        own = group * stride + tl.where(blocked[None, None, :, None], in_block, lane // 4 * stride + column)
+        steps = step * 0
+    elif BLOCKED:
+        own = lane + group * stride + begin * 8
+        steps = k // 4 + step * 32
+    else:
+        own = lane // 4 * stride + group * stride + begin + lane % 4
+        steps = k // 32 + step * 4
     codes_at = codes_ptr[None, None, :, None, None] + own[:, :, :, :, None] * 4
     codes_at += steps[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
     scales_at = tl.max_contiguous(scales_ptr[None, None, :, None] + own + steps, (1, 1, 1, 1))
     inside = width[None, None, :, None] > 0
     if not EVEN:
-        row = groups[None, :, None, None] + lane // 4
-        inside = (row < rows) & (steps + lane % 4 < (width // 32)[None, None, :, None])
+        inside = (group + lane // 4 < rows) & (k // 32 + step * 4 + lane % 4 < (width // 32)[None, None, :, None])
     return tl.load(codes_at, mask=inside[:, :, :, :, None], other=0), tl.load(scales_at, mask=inside, other=0)
 
 
@@ -83,9 +108,9 @@ def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: 
     at = x_ptr[None, None, None, :, None, None] + lane % 4 * 32
     # Every column of eight has pointers, so that a mask has its axis to cut along.
     x = tl.load(at + (k + step * 128 + word * 8 + each + eight * 0), mask=live, other=0.0)
-    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
+    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, instruction, half of K, pair.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
+    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 7, 9, 1, 5))
     return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, COLUMNS))
 
 
@@ -126,21 +151,23 @@ def accumulate_own_packed(
     scales_ptr,
     groups,
     rows,
-    stride,
-    width,
+    span,
     x_ptr,
     place,
     K: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    MIXED: tl.constexpr,
 ):
     """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
     for k in tl.static_range(0, K, STEPS * 128):
-        x = own_vectors_of_words(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
+        x = own_vectors_of_words(x_ptr, span[1], place, k, acc.shape[2], CHAINS, STEPS)
         weights = packed_operand(tile, CHAINS)
         if k + STEPS * 128 < K:
-            tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k + STEPS * 128, STEPS, EVEN)
+            ahead = k + STEPS * 128
+            tile = own_packed(codes_ptr, scales_ptr, groups, rows, span, ahead, STEPS, EVEN, BLOCKED, MIXED)
         acc = dot_bf16(weights, x, acc)
     return acc
 

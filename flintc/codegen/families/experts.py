@@ -7,6 +7,7 @@ from flintc.codegen.families.gemv import (
     NVFP4,
     Constants,
     Walk,
+    blocked,
     format_of,
     is_rounded,
     kernel_name,
@@ -19,6 +20,7 @@ from flintc.codegen.families.gemv import (
 )
 from flintc.codegen.selection import MAX_ROWS, Selection, Selector, Signature, columns, only_op, ops_of, power_of_two
 from flintc.ir.graph import Graph, Launch, Op
+from flintc.ir.packed import in_blocks
 
 
 def expert_linear(graph: Graph, launch: Launch) -> Selection:
@@ -76,6 +78,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
             "SHARED_WIDTH": rows // 2,
             "SHARED_SLOTS": slots,
             "SHARED_EVEN": rows == slots * tile * tiles and k % shape.block == 0,
+            **blocked(shape.format, rows, k, "SHARED_"),
         }
         sig.value("shared_act", _activation(graph, launch, other))
         sig.symbol("B", "B")
@@ -110,8 +113,10 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     constants: Constants = {
         "N": n, "K": k, "TILE": tile, "SPLIT": slots, "CHAINS": shape.chains, "STEPS": shape.steps,
         "EVEN": n % tile == 0 and k % (shape.steps * format.step) == 0 and shared_k % k == 0,
-        "RANKS": ranks, "COLUMNS": max(MAX_ROWS, power_of_two(ranks + len(shared))),
+        "RANKS": ranks, "COLUMNS": max(MAX_ROWS, power_of_two(ranks + len(shared))), **blocked(format, n, k),
     }  # fmt: skip
+    if format is NVFP4:
+        constants["MIXED"] = bool(shared) and in_blocks(n, k) != in_blocks(n, shared_k)
     sig = Signature(graph, launch)
     sig.value("x", x)
     sig.value("ids", ids)

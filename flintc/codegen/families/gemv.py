@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flintc.codegen.schedule import schedule_of
 from flintc.codegen.selection import Selection, Selector, Signature, only_op, ops_of
 from flintc.errors import UsageError, VerificationError
 from flintc.ir.graph import Graph, Launch, Op
+from flintc.ir.packed import BLOCK_ROWS, in_blocks
 
 Constants = dict[str, int | float | bool]
 
@@ -65,8 +67,13 @@ class Walk:
         """What a product of weights [rows, k] is bound to; EVEN says that no part of it needs masks."""
         return {
             "N": rows, "K": k, "TILE": tile, "SPLIT": self.warps, "CHAINS": self.chains, "STEPS": self.steps,
-            "EVEN": rows % tile == 0 and k % self.block == 0,
+            "EVEN": rows % tile == 0 and k % self.block == 0, **blocked(self.format, rows, k),
         }  # fmt: skip
+
+
+def blocked(format: Format, rows: int, k: int, of: str = "") -> Constants:
+    """The constant of a packed weight [rows, k] that tells how it lies; ``of``: which of a launch's two."""
+    return {f"{of}BLOCKED": in_blocks(rows, k)} if format is NVFP4 else {}
 
 
 def lay_out(name: str, tile: int, k: int, format: Format, programs: int) -> tuple[Walk, int]:
@@ -155,6 +162,12 @@ def weight_blocks(graph: Graph, launch: Launch, op: Op) -> dict[str, str | bool]
     }
 
 
+def is_held(blocks: Mapping[str, str | bool], shape: Walk, constants: Constants) -> bool:
+    """Whether weights are unpacked above the wait too: where one tile holds all of K."""
+    whole = bool(constants["EVEN"]) and constants["K"] == shape.block
+    return bool(blocks["nvfp4"]) and bool(blocks["prefetch"]) and whole
+
+
 def kernel_name(graph: Graph, op: Op, what: str) -> str:
     """``what`` with the size of the op's weight, and its format unless BF16."""
     n, k = matrix(graph, op)
@@ -172,6 +185,7 @@ def linear(graph: Graph, launch: Launch) -> Selection:
     (n, k), tile, rounded = matrix(graph, op), tile_of(launch), is_rounded(graph, op)
     name = kernel_name(graph, op, "linear") + ("" if rounded else "_f32")
     shape, registers = lay_out(name, tile, k, format_of(graph, op), -(-n // tile))
+    blocks, constants = weight_blocks(graph, launch, op), shape.constants(n, k, tile)
     sig = Signature(graph, launch)
     sig.value("x", op.inputs[0])
     sig.value("weight", op.inputs[1])
@@ -182,8 +196,8 @@ def linear(graph: Graph, launch: Launch) -> Selection:
         "gemv.py.j2",
         f"y [B, {n}] = x [B, {k}] times weight [{n}, {k}].",
         grid=(-(-n // tile), 1, 1),
-        blocks={"epilogue": "store", "rounded": rounded, "held": False, **weight_blocks(graph, launch, op)},
-        constants=shape.constants(n, k, tile),
+        blocks={"epilogue": "store", "rounded": rounded, "held": is_held(blocks, shape, constants), **blocks},
+        constants=constants,
         num_warps=shape.warps,
         max_registers=registers,
     )
@@ -221,6 +235,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     rotate, windowed = bool(ops_of(graph, launch, "rope")), write.attrs["window"] is not None
     name = kernel_name(graph, op, "qkv") + ("_rope" if rotate else "") + ("_window" if windowed else "")
     heads, head = _heads(graph, op)
+    _need_whole_groups(graph, op, head)
     parts = -(-head // tile)
     shape, registers = lay_out(name, tile, k, format_of(graph, op), heads * parts)
     sig = Signature(graph, launch)
@@ -240,13 +255,19 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         grid=(heads * parts, 1, 1),
         blocks={
             "epilogue": "heads", "rotate": rotate, "windowed": windowed, "columns": columns,
-            "held": blocks["nvfp4"] and blocks["prefetch"] and bool(constants["EVEN"]) and k == shape.block,
-            **blocks,
+            "held": is_held(blocks, shape, constants), **blocks,
         },
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers,
     )  # fmt: skip
+
+
+def _need_whole_groups(graph: Graph, op: Op, head: int) -> None:
+    """UsageError where a head of a weight in blocks begins within one."""
+    if format_of(graph, op) is NVFP4 and in_blocks(*matrix(graph, op)) and head % BLOCK_ROWS:
+        message = f"{op.name}: heads of {head} channels are no multiple of {BLOCK_ROWS}, as kernels for nvfp4 need"
+        raise UsageError(message, remedy="compile with bf16 weights")
 
 
 def _heads(graph: Graph, op: Op) -> tuple[int, int]:

@@ -75,5 +75,5 @@ def bf16_parts(weight: Tensor, parts: int) -> Tensor:
 def in_word_order(weight: Tensor) -> Tensor:
     """Columns of weight [N, K] as packed weights are multiplied: see flintc/codegen/device/grouped_packed.py."""
     rows, columns = weight.shape
-    # Axes of a column: lane, word, pair, instruction, half.
-    return weight.view(rows, columns // 128, 4, 4, 2, 2, 2).permute(0, 1, 3, 5, 6, 2, 4).reshape(rows, columns)
+    # Axes of a column: lane, word, instruction, half, pair.
+    return weight.view(rows, columns // 128, 4, 4, 2, 2, 2).permute(0, 1, 3, 5, 4, 2, 6).reshape(rows, columns)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from flintc.ir.graph import Op
+from flintc.ir.packed import LANE_COLUMNS, in_blocks
 from flintc.ir.plan import Kernel, Plan, Routine
-from flintc.reference.nvfp4 import BLOCK, Nvfp4
+from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.prefill.chunk import Chunk
 from flintc.runtime.prefill.launch import Launch
 from flintc.runtime.prefill.products import ScaleRange, bf16_parts, in_word_order, product, scale_ranges
@@ -86,9 +87,10 @@ class Given:
             return weight, None
         unpacked = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
         kernel = self.kernel(routine, "unpack")
-        blocks = unpacked.numel() // (2 * BLOCK)
-        grid = (cdiv(blocks, kernel.constants["BLOCK"]), 1, 1)
-        self.launch(kernel, grid, codes=weight.codes, scales=weight.scales, y=unpacked, blocks=blocks)
+        lanes, row = unpacked.numel() // LANE_COLUMNS, weight.shape[-1] // LANE_COLUMNS
+        grid = (cdiv(lanes, kernel.constants["LANES"]), 1, 1)
+        arguments = {"lanes": lanes, "row": row if in_blocks(*weight.shape[-2:]) else 0}
+        self.launch(kernel, grid, codes=weight.codes, scales=weight.scales, y=unpacked, **arguments)
         return unpacked, weight.scale
 
     def scales(self, name: str, scale: Tensor | None) -> list[ScaleRange] | None:

@@ -6,7 +6,8 @@ Ops:
   linear: FP32 accumulate, tensor scale on the accumulator, then `out`
   sum: bf16(a + b)
 
-Bound: N=2048, K=512, TILE=16, SPLIT=8, CHAINS=4, STEPS=4, EVEN=True, RANKS=6, COLUMNS=8, SHARED_K=1024
+Bound: N=2048, K=512, TILE=16, SPLIT=8, CHAINS=4, STEPS=4, EVEN=True, RANKS=6, COLUMNS=8, BLOCKED=True, MIXED=False,
+  SHARED_K=1024
 """
 
 import triton
@@ -29,21 +30,46 @@ def dot_bf16(a, b, acc):
 
 
 @triton.jit
-def own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k, STEPS: tl.constexpr, EVEN: tl.constexpr):
-    """The same of NVFP4 rows: codes int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 without the last axis."""
+def own_packed(
+    codes_ptr,
+    scales_ptr,
+    groups,
+    rows,
+    span,
+    k,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    MIXED: tl.constexpr,
+):
+    """The same of NVFP4 rows: codes int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 without the last axis.
+
+    span: of each warp's rows the ``stride``, of the part that it covers the ``width`` and first column, and, where
+    MIXED, whether the rows lie block by block. Else all do as BLOCKED says; then the part begins with a block.
+    """
+    stride, width, begin, blocked = span
     step = tl.arange(0, STEPS)[:, None, None, None]
     lane = tl.arange(0, 32)[None, None, None, :]
-    stride = (stride // 32)[None, None, :, None]
+    group = groups[None, :, None, None]
+    stride, begin = (stride // 32)[None, None, :, None], (begin // 32)[None, None, :, None]
     # In units of the 32 columns of a lane, since all 16 bytes of codes and both scales lie within a row or outside.
-    own = lane // 4 * stride + groups[None, :, None, None] * stride + lane % 4
-    steps = k // 32 + step * 4
+    if MIXED:
+        column = begin + k // 32 + step * 4 + lane % 4
+        in_block = column // 4 * 32 + lane // 4 * 4 + column % 4
+        own = group * stride + tl.where(blocked[None, None, :, None], in_block, lane // 4 * stride + column)
+        steps = step * 0
+    elif BLOCKED:
+        own = lane + group * stride + begin * 8
+        steps = k // 4 + step * 32
+    else:
+        own = lane // 4 * stride + group * stride + begin + lane % 4
+        steps = k // 32 + step * 4
     codes_at = codes_ptr[None, None, :, None, None] + own[:, :, :, :, None] * 4
     codes_at += steps[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
     scales_at = tl.max_contiguous(scales_ptr[None, None, :, None] + own + steps, (1, 1, 1, 1))
     inside = width[None, None, :, None] > 0
     if not EVEN:
-        row = groups[None, :, None, None] + lane // 4
-        inside = (row < rows) & (steps + lane % 4 < (width // 32)[None, None, :, None])
+        inside = (group + lane // 4 < rows) & (k // 32 + step * 4 + lane % 4 < (width // 32)[None, None, :, None])
     return tl.load(codes_at, mask=inside[:, :, :, :, None], other=0), tl.load(scales_at, mask=inside, other=0)
 
 
@@ -62,14 +88,14 @@ def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: 
     at = x_ptr[None, None, None, :, None, None] + lane % 4 * 32
     # Every column of eight has pointers, so that a mask has its axis to cut along.
     x = tl.load(at + (k + step * 128 + word * 8 + each + eight * 0), mask=live, other=0.0)
-    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, pair, instruction, half of K.
+    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, instruction, half of K, pair.
     x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 9, 7, 1, 5))
+    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 7, 9, 1, 5))
     return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, COLUMNS))
 
 
 @triton.jit
-def hold_above(c0, c4, c1, c5, c2, c6, c3, c7):
+def hold_above(c0, c1, c2, c3, c4, c5, c6, c7):
     """Keep the assembler from moving what computes these values of :func:`word_values` below what follows.
 
     It sinks arithmetic towards its use, past a wait that the arithmetic would have filled. So the values decide here
@@ -94,7 +120,7 @@ def hold_above(c0, c4, c1, c5, c2, c6, c3, c7):
                 mov.u32 $0, 0;
             }""",
             "=r,h,h,h,h,h,h,h,h",
-            [c0, c4, c1, c5, c2, c6, c3, c7],
+            [c0, c1, c2, c3, c4, c5, c6, c7],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
@@ -103,103 +129,110 @@ def hold_above(c0, c4, c1, c5, c2, c6, c3, c7):
 
 @triton.jit
 def scale_values(scales):
-    """Both E4M3 scales of an int16 pair of bytes, times 2^119: BF16, exact.
+    """Both E4M3 scales of an int16 pair of bytes, times 2^119: BF16, exact. Times 2^-7 and FP32 in the interpreter.
 
     The bits read as BF16 are scale * 2^-120, subnormals included.
     """
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 s, up;
-            prmt.b32 s, $2, 0, 0x4140;
-            and.b32 s, s, 0x007f007f;
-            shl.b32 s, s, 4;
-            mov.b32 up, 0x7b807b80;
-            mul.rn.bf16x2 s, s, up;
-            mov.b32 up, 0x7b007b00;
-            mul.rn.bf16x2 s, s, up;
-            mov.b32 {$0, $1}, s;
-        }""",
-        "=h,=h,r",
-        [scales.to(tl.int32)],
-        dtype=(tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=1,
-    )
+    if INTERPRET:
+        first, second = scales.to(tl.int32) & 0x7F, (scales.to(tl.int32) >> 8) & 0x7F
+        return ((first << 20).to(tl.float32, bitcast=True) * 2.0**113,
+                (second << 20).to(tl.float32, bitcast=True) * 2.0**113)  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b32 s, up;
+                prmt.b32 s, $2, 0, 0x4140;
+                and.b32 s, s, 0x007f007f;
+                shl.b32 s, s, 4;
+                mov.b32 up, 0x7b807b80;
+                mul.rn.bf16x2 s, s, up;
+                mov.b32 up, 0x7b007b00;
+                mul.rn.bf16x2 s, s, up;
+                mov.b32 {$0, $1}, s;
+            }""",
+            "=h,=h,r",
+            [scales.to(tl.int32)],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def moved(words, BITS: tl.constexpr, MASK: tl.constexpr):
+    """int32 words rotated to the left, and masked."""
+    turned = (words << BITS) | ((words >> (32 - BITS)) & ((1 << BITS) - 1))
+    return turned & (MASK - (MASK >> 31 << 32))
+
+
+@triton.jit
+def values_of_halves(bits, scales):
+    """The halves of int32 ``bits`` read as BF16, times 2^126 and ``scales``: FP32, the lower half first."""
+    low, high = (bits << 16).to(tl.float32, bitcast=True), (bits & -65536).to(tl.float32, bitcast=True)
+    return low * 2.0**126 * scales, high * 2.0**126 * scales
 
 
 @triton.jit
 def word_values(words, scales):
-    """The eight codes of each int32 word times their scale: BF16 in pairs (0, 4), (1, 5), (2, 6), (3, 7), exact."""
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 s, a, b;
-            mov.b32 s, {$9, $9};
-            shl.b32 a, $8, 12;
-            shl.b32 b, $8, 6;
-            and.b32 a, a, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$0, $1}, a;
-            shl.b32 a, $8, 8;
-            shl.b32 b, $8, 2;
-            and.b32 a, a, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$2, $3}, a;
-            shl.b32 a, $8, 4;
-            shr.b32 b, $8, 2;
-            and.b32 a, a, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$4, $5}, a;
-            shr.b32 b, $8, 6;
-            and.b32 a, $8, 0x80008000;
-            and.b32 b, b, 0x01c001c0;
-            or.b32 a, a, b;
-            mul.rn.bf16x2 a, a, s;
-            mov.b32 {$6, $7}, a;
-        }""",
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,h",
-        [words, scales],
-        dtype=(tl.bfloat16,) * 8,
-        is_pure=True,
-        pack=1,
-    )
+    """The eight codes of each int32 word, in the order of words, times a scale of :func:`scale_values`, by column.
+
+    Exact: BF16, code * scale / SUM_UNIT; FP32 in the interpreter, which flushes BF16 subnormals to zero.
+    """
+    if INTERPRET:
+        c0, c1 = values_of_halves(moved(words, 0, 0x81C081C0), scales)
+        c2, c3 = values_of_halves(moved(words, 4, 0x81C081C0), scales)
+        c4, c5 = values_of_halves(moved(words, 10, 0x81C081C0), scales)
+        c6, c7 = values_of_halves(moved(words, 14, 0x81808180) | moved(words, 6, 0x00400040), scales)
+        return c0, c1, c2, c3, c4, c5, c6, c7
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b32 s, a, b;
+                mov.b32 s, {$9, $9};
+                and.b32 a, $8, 0x81c081c0;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$0, $1}, a;
+                shl.b32 a, $8, 4;
+                and.b32 a, a, 0x81c081c0;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$2, $3}, a;
+                shf.l.wrap.b32 a, $8, $8, 10;
+                and.b32 a, a, 0x81c081c0;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$4, $5}, a;
+                shf.l.wrap.b32 a, $8, $8, 14;
+                shl.b32 b, $8, 6;
+                and.b32 a, a, 0x81808180;
+                and.b32 b, b, 0x00400040;
+                or.b32 a, a, b;
+                mul.rn.bf16x2 a, a, s;
+                mov.b32 {$6, $7}, a;
+            }""",
+            "=h,=h,=h,=h,=h,=h,=h,=h,r,h",
+            [words, scales],
+            dtype=(tl.bfloat16,) * 8,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit
 def dequantise(codes, scales, HELD: tl.constexpr = False):
     """A tile as loaded -> code * block scale / SUM_UNIT, exact: BF16 [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
 
-    The last axes are those of a word's eight codes: instruction, half of its K, pair. FP32 in the interpreter.
+    The last axes are those of a word's eight codes: half of an instruction's K, instruction, pair; the instruction
+    changes least often along the columns, then the half. FP32 in the interpreter.
     HELD: above a wait that follows.
     """
     pairs: tl.constexpr = (codes.shape[0], codes.shape[1], codes.shape[2], 32, 2, 2)
-    if INTERPRET:
-        # The same moves of bits in FP32: the interpreter has no assembly, and flushes BF16 subnormals to zero.
-        bytes = tl.join(scales, scales >> 8).to(tl.int32) & 0x7F
-        scale = (bytes << 20).to(tl.float32, bitcast=True) * 2.0**113
-        scale = tl.reshape(tl.broadcast_to(scale[:, :, :, :, :, None], pairs), codes.shape)
-        code = codes[:, :, :, :, :, None] >> (4 * tl.arange(0, 8))[None, None, None, None, None, :]
-        value = (((code & 8) << 28) | ((code & 7) << 22)).to(tl.float32, bitcast=True) * 2.0**126
-        value = tl.reshape(
-            value * scale[:, :, :, :, :, None], (codes.shape[0], codes.shape[1], codes.shape[2], 32, 4, 2, 2, 2)
-        )
-        # Code 4p + 2m + q is number p of a pair.
-        return tl.permute(value, (0, 1, 2, 3, 4, 6, 7, 5))
-    else:
-        low, high = scale_values(scales)
-        scale = tl.join(low, high)[:, :, :, :, :, None]
-        scale = tl.reshape(tl.broadcast_to(scale, pairs), codes.shape)
-        c0, c4, c1, c5, c2, c6, c3, c7 = word_values(codes, scale)
-        if HELD:
-            hold_above(c0, c4, c1, c5, c2, c6, c3, c7)
-        low_halves = tl.join(tl.join(c0, c2), tl.join(c1, c3))
-        high_halves = tl.join(tl.join(c4, c6), tl.join(c5, c7))
-        return tl.join(low_halves, high_halves)
+    low, high = scale_values(scales)
+    scale = tl.reshape(tl.broadcast_to(tl.join(low, high)[:, :, :, :, :, None], pairs), codes.shape)
+    c0, c1, c2, c3, c4, c5, c6, c7 = word_values(codes, scale)
+    if HELD:
+        hold_above(c0, c1, c2, c3, c4, c5, c6, c7)
+    evens = tl.join(tl.join(c0, c2), tl.join(c4, c6))
+    odds = tl.join(tl.join(c1, c3), tl.join(c5, c7))
+    return tl.join(evens, odds)
 
 
 @triton.jit
@@ -209,7 +242,7 @@ def packed_operand(tile, CHAINS: tl.constexpr, HELD: tl.constexpr = False):
     STEPS: tl.constexpr = codes.shape[0]
     GROUPS: tl.constexpr = codes.shape[1]
     SPLIT: tl.constexpr = codes.shape[2]
-    # Axes: step, group, split, row of eight, lane of four, chain, its words, instruction, half of K, pair.
+    # Axes: step, group, split, row of eight, lane of four, chain, its words, half of K, instruction, pair.
     weights = tl.reshape(dequantise(codes, scales, HELD), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
     weights = tl.permute(weights, (5, 2, 1, 3, 0, 6, 7, 4, 8, 9))
     return tl.reshape(weights, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
@@ -223,21 +256,23 @@ def accumulate_own_packed(
     scales_ptr,
     groups,
     rows,
-    stride,
-    width,
+    span,
     x_ptr,
     place,
     K: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    MIXED: tl.constexpr,
 ):
     """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
     for k in tl.static_range(0, K, STEPS * 128):
-        x = own_vectors_of_words(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
+        x = own_vectors_of_words(x_ptr, span[1], place, k, acc.shape[2], CHAINS, STEPS)
         weights = packed_operand(tile, CHAINS)
         if k + STEPS * 128 < K:
-            tile = own_packed(codes_ptr, scales_ptr, groups, rows, stride, width, k + STEPS * 128, STEPS, EVEN)
+            ahead = k + STEPS * 128
+            tile = own_packed(codes_ptr, scales_ptr, groups, rows, span, ahead, STEPS, EVEN, BLOCKED, MIXED)
         acc = dot_bf16(weights, x, acc)
     return acc
 
@@ -371,6 +406,8 @@ def expert_down_2048x512_nvfp4_shared(
     EVEN: tl.constexpr,
     RANKS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    MIXED: tl.constexpr,
     SHARED_K: tl.constexpr,
 ):
     """y [B, 2048] = the 6 chosen experts' products, weighted and summed, plus the shared expert's."""
@@ -399,14 +436,12 @@ def expert_down_2048x512_nvfp4_shared(
     x = tl.where(routed, x, shared_x_ptr + vector * SHARED_K + part)
     place = tl.minimum(place, RANKS)
     codes = weight_codes_ptr + (expert * N + first) * (K // 2)
-    codes = tl.where(routed, codes, shared_codes_ptr + (first * SHARED_K + part) // 2)
+    codes = tl.where(routed, codes, shared_codes_ptr + first * SHARED_K // 2)
     scales = weight_scales_ptr + (expert * N + first) * (K // 16)
-    scales = tl.where(routed, scales, shared_scales_ptr + (first * SHARED_K + part) // 16)
+    scales = tl.where(routed, scales, shared_scales_ptr + first * SHARED_K // 16)
     codes, scales = codes.to(tl.pointer_type(tl.int32)), scales.to(tl.pointer_type(tl.int16))
-    tile = own_packed(codes, scales, groups, rows, stride, width, 0, STEPS, EVEN)
-    acc = tl.zeros((CHAINS * SPLIT, TILE, COLUMNS), tl.float32)
-    acc = accumulate_own_packed(acc, tile, codes, scales, groups, rows, stride, width, x, place, K, STEPS, EVEN)
-    y = sum_warps(acc, SPLIT)
+    span = stride, width, tl.where(routed, 0, part), routed == BLOCKED
+    tile = own_packed(codes, scales, groups, rows, span, 0, STEPS, EVEN, BLOCKED, MIXED)
     # A column is a product.
     column = tl.arange(0, COLUMNS)[None, :]
     mix = tl.load(mix_ptr + vector * RANKS + column, mask=column < RANKS, other=0.0)
@@ -415,6 +450,9 @@ def expert_down_2048x512_nvfp4_shared(
     scale = tl.where(column < RANKS, scale, shared_scale_ptr)
     known = (row < N)[:, None] & (column < RANKS + 1)
     scale = tl.load(scale + row[:, None], mask=known, other=0.0) * SUM_UNIT
+    acc = tl.zeros((CHAINS * SPLIT, TILE, COLUMNS), tl.float32)
+    acc = accumulate_own_packed(acc, tile, codes, scales, groups, rows, span, x, place, K, STEPS, EVEN, BLOCKED, MIXED)
+    y = sum_warps(acc, SPLIT)
     y *= scale
     y = round_bf16(y).to(tl.float32)
     terms = tl.where(column < RANKS, y * mix, y)
