@@ -12,6 +12,7 @@ warp loads at once: 512 bytes of codes, and 64 of scales.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -29,7 +30,7 @@ _PART = 1 << 22
 
 def to_kernel_order_(codes: Tensor, scales: Tensor) -> None:
     """Reorder u8 codes [..., N, K/2] and scales [..., N, K/16] of ModelOpt in place; K is a multiple of 16."""
-    _move_bits_(codes, _steps(back=False))
+    _move_bits_(codes, back=False)
     for part in (codes, scales):
         if in_blocks(codes.shape[-2], codes.shape[-1] * 2):
             _swap_(part, BLOCK_ROWS, codes.shape[-1] * 2 // BLOCK_COLUMNS)
@@ -41,42 +42,48 @@ def from_kernel_order(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     for part in (codes, scales):
         if in_blocks(codes.shape[-2], codes.shape[-1] * 2):
             _swap_(part, codes.shape[-1] * 2 // BLOCK_COLUMNS, BLOCK_ROWS)
-    _move_bits_(codes, _steps(back=True))
+    _move_bits_(codes, back=True)
     return codes, scales
 
 
 def _swap_(packed: Tensor, outer: int, inner: int) -> None:
-    """Swap the axes ``outer`` and ``inner`` of each eight rows, which lie together."""
-    size = packed.shape[-1] * BLOCK_ROWS // (outer * inner)
-    groups = packed.view(-1, outer, inner, size)
-    at_once = max(1, 4 * _PART // (outer * inner * size))
+    """Swap the axes ``outer`` and ``inner`` of each eight rows, which lie together, in pieces of whole 8 bytes."""
+    pieces = packed.view(-1).view(torch.int64)
+    size = packed.shape[-1] * BLOCK_ROWS // (8 * outer * inner)
+    groups = pieces.view(-1, outer, inner, size)
+    at_once = max(1, _PART // (outer * inner * size))
     for first in range(0, groups.shape[0], at_once):
         part = groups[first : first + at_once]
         part.view(-1, inner, outer, size).copy_(part.transpose(1, 2).clone(memory_format=torch.contiguous_format))
 
 
-@cache
-def _steps(back: bool) -> tuple[tuple[int, int], ...]:
-    """(shift to the left, mask of the bits it brings to their places), for each distance that bits move."""
-    masks: dict[int, int] = {}
-    for pair, rotations in enumerate(ROTATIONS):
-        for half in range(2):
-            for place, rotation, bit in zip(_PLACES, rotations, (3, 2, 1, 0), strict=True):
-                plain, word = 8 * pair + 4 * half + bit, (place + 16 * half - rotation) % 32
-                source, target = (word, plain) if back else (plain, word)
-                masks[target - source] = masks.get(target - source, 0) | 1 << target
-    return tuple((shift, mask - (1 << 32) if mask >> 31 else mask) for shift, mask in sorted(masks.items()))
-
-
-def _move_bits_(codes: Tensor, steps: tuple[tuple[int, int], ...]) -> None:
+def _move_bits_(codes: Tensor, back: bool) -> None:
+    """Move the bits of each word to their places, or back, by a table for each half of a word."""
+    low, high = _tables(back, codes.device)
     whole = codes.view(-1).view(torch.int32)
     for first in range(0, whole.numel(), _PART):
         words = whole[first : first + _PART]
-        moved, part = torch.zeros_like(words), torch.empty_like(words)
-        for shift, mask in steps:
-            if shift >= 0:
-                torch.bitwise_left_shift(words, shift, out=part)
-            else:  # an arithmetic shift, which repeats the sign where no mask reaches
-                torch.bitwise_right_shift(words, -shift, out=part)
-            moved |= part.bitwise_and_(mask)
-        words.copy_(moved)
+        halves = words & 0xFFFF
+        moved = low.index_select(0, halves)
+        torch.bitwise_right_shift(words, 16, out=halves).bitwise_and_(0xFFFF)
+        torch.bitwise_or(moved, high.index_select(0, halves), out=words)
+
+
+@cache
+def _tables(back: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the lower and the upper half of a word become: int32 [65536] each."""
+    halves = torch.arange(1 << 16, dtype=torch.int64)
+    tables = [torch.zeros_like(halves), torch.zeros_like(halves)]
+    for plain, word in _places():
+        source, target = (word, plain) if back else (plain, word)
+        tables[source // 16] |= (halves >> source % 16 & 1) << target
+    low, high = ((t - (t >> 31 << 32)).to(torch.int32).to(device) for t in tables)
+    return low, high
+
+
+def _places() -> Iterator[tuple[int, int]]:
+    """Where each bit of a word stands in ModelOpt's order, and where in the order of kernels."""
+    for pair, rotations in enumerate(ROTATIONS):
+        for half in range(2):
+            for place, rotation, bit in zip(_PLACES, rotations, (3, 2, 1, 0), strict=True):
+                yield 8 * pair + 4 * half + bit, (place + 16 * half - rotation) % 32
