@@ -13,7 +13,7 @@ from flintc.ir.graph import Graph, Launch
 from flintc.ir.plan import Arg, CompiledKernel, Kernel, Plan, PlannedLaunch
 from flintc.ir.types import resolve
 from flintc.reference import Nvfp4, run_launch
-from flintc.runtime.values import TORCH_DTYPES
+from flintc.runtime.values import TORCH_DTYPES, for_kernels
 
 Values = Mapping[str, Tensor | Nvfp4]
 
@@ -58,7 +58,9 @@ class _KernelRunner:
         """See :class:`Runner`; what the kernel is passed, which leaves out values that stay in registers."""
         planned = self._planned[launch.name]
         made = {name: self._poisoned(name, env) for name in self._made(launch, planned)}
-        pointers = {**values, **self._written(launch, values), **made}
+        packed = {arg.ref.partition("#")[0] for arg in planned.args if arg.kind == "part"}
+        weights = for_kernels({name: values[name] for name in packed})
+        pointers = {**values, **self._written(launch, values), **made, **weights}
         arguments = [self._argument(arg, pointers, env) for arg in planned.args]
         x, y, z = (resolve(d, env) for d in planned.grid)
         self.call(self.plan.kernel_for(planned, env["B"]), (x, y, z), arguments)
@@ -93,13 +95,8 @@ class _KernelRunner:
             return torch.zeros([resolve(d, env) for d in type.shape], dtype=torch.int32, device=self.device)
         name, _, part = arg.ref.partition("#")
         given = pointers[name]
-        if not isinstance(given, Nvfp4):
-            return given
-        if part == "scale":
-            # Kernels read one tensor scale per output row, whatever the checkpoint states.
-            return given.row_scale().contiguous()
-        packed = given.in_kernel_order()
-        return packed.codes if part == "codes" else packed.scales
+        argument: Tensor = getattr(given, part) if isinstance(given, Nvfp4) else given
+        return argument
 
 
 class InterpretRunner(_KernelRunner):

@@ -217,6 +217,7 @@ class Kernels:
     def _packed(self, op: Op, topk: Op | None = None, ordered: bool = False) -> str:
         """The same with packed weights, dequantised on their way; ``ordered``: the output in the order of words."""
         product, n, k = self._expert(op, topk)
+        assert in_blocks(self._dim(op.inputs[2], 1), k)
         columns, warps, stages = EXPERT_TILES[product, True]
         while n % columns:
             columns //= 2
@@ -224,7 +225,7 @@ class Kernels:
         while turns > EXPERT_BLOCKS and turns % 2 == 0:
             turns //= 2
         more: Constants = {"BLOCKS": turns} if topk is None else {"ORDERED": ordered}
-        constants = {"N": n, "K": k, "COLUMNS": columns, **more, "BLOCKED": in_blocks(self._dim(op.inputs[2], 1), k)}
+        constants = {"N": n, "K": k, "COLUMNS": columns, **more}
         params = {"x": _BF16, "codes": _U8, "scales": _U8, "scale": _F32}
         blocks = {"gated": topk is not None, "scaled": True, "packed": True}
         return self._product(f"rows_expert_{product}_{n}x{k}_packed", topk, params, constants, blocks, warps, stages)

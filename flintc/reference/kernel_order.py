@@ -4,7 +4,7 @@ Within a word of eight codes: a code becomes BF16 by moving its sign to bit 15 a
 of ModelOpt that takes each pair of codes two shifts and two masks. Here the codes of columns 2i and 2i + 1 lie so that
 one rotation of the word brings both to their places in a register's halves, and one mask takes them out; the last pair
 takes two. The places that the mask 0x81c081c0 leaves free under rotations by 0, 4 and 10 are what the fourth pair has
-to do with.
+to make do with.
 
 Among words: blocks of 8 rows and 128 columns lie together (:func:`flintc.ir.packed.in_blocks`), since that is what a
 warp loads at once: 512 bytes of codes, and 64 of scales.
@@ -24,7 +24,7 @@ from flintc.ir.packed import BLOCK_COLUMNS, BLOCK_ROWS, in_blocks
 ROTATIONS = ((0, 0, 0, 0), (4, 4, 4, 4), (10, 10, 10, 10), (14, 14, 14, 6))
 _PLACES = (15, 8, 7, 6)
 
-#: Words reordered at a time: what is kept beside them stays in a GPU's L2 cache.
+#: Words reordered at a time: enough to keep a GPU busy, few enough that what stands beside them is no matter.
 _PART = 1 << 22
 
 
@@ -51,7 +51,7 @@ def _swap_(packed: Tensor, outer: int, inner: int) -> None:
     pieces = packed.view(-1).view(torch.int64)
     size = packed.shape[-1] * BLOCK_ROWS // (8 * outer * inner)
     groups = pieces.view(-1, outer, inner, size)
-    at_once = max(1, _PART // (outer * inner * size))
+    at_once = max(1, _PART // (2 * outer * inner * size))
     for first in range(0, groups.shape[0], at_once):
         part = groups[first : first + at_once]
         part.view(-1, inner, outer, size).copy_(part.transpose(1, 2).clone(memory_format=torch.contiguous_format))

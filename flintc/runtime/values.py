@@ -44,5 +44,5 @@ def zeroed(
 
 
 def for_kernels(tensors: Mapping[str, Tensor | Nvfp4]) -> dict[str, Tensor | Nvfp4]:
-    """Tensors as kernels read them: a packed weight is in their order, and has a scale per output row."""
+    """Tensors as kernels read them: a packed weight is in their order (a copy, unless it came so), a scale per row."""
     return {n: t.in_kernel_order().with_row_scales() if isinstance(t, Nvfp4) else t for n, t in tensors.items()}

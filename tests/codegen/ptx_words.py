@@ -53,8 +53,6 @@ def _step(operation: str, operands: list[str], values: Words) -> None:
             result = sources[0]
         case "shl.b32":
             result = sources[0] << sources[1]
-        case "shr.b32":
-            result = sources[0] >> sources[1]
         case "shf.l.wrap.b32":
             high, low, by = sources
             result = (high << by) | (low >> (np.uint32(32) - by))

@@ -85,15 +85,23 @@ def test_expert_down(shared: bool, weights: DType, batch: int) -> None:
     check_down(RAGGED[weights], shared, batch, weights)
 
 
-#: Widths of an expert and of the shared one whose NVFP4 weights lie in blocks: both, one or the other, neither.
-BLOCKS = [(128, 384), (64, 128), (128, 192), (64, 96)]
+#: Hidden size, widths of an expert and of the shared one: NVFP4 down weights in blocks are both, one or the other,
+#: neither; none, since their rows are no whole groups.
+DOWN_BLOCKS = [(256, 128, 384), (256, 64, 128), (256, 128, 192), (256, 64, 96), (40, 128, 256)]
+#: The same of gate and up: both, the shared one, the routed one.
+UP_BLOCKS = [(256, 64, 96), (256, 36, 64), (256, 64, 36)]
 
 
-@pytest.mark.parametrize(("expert_width", "shared_width"), BLOCKS)
-def test_experts_in_blocks(expert_width: int, shared_width: int) -> None:
+@pytest.mark.parametrize(("hidden", "expert_width", "shared_width"), DOWN_BLOCKS)
+def test_expert_down_in_blocks(hidden: int, expert_width: int, shared_width: int) -> None:
     """Parts of the shared expert's rows may begin within a block."""
-    sizes = Sizes(hidden=256, experts=5, chosen=2, expert_width=expert_width, shared_width=shared_width)
+    sizes = Sizes(hidden=hidden, experts=5, chosen=2, expert_width=expert_width, shared_width=shared_width)
     check_down(sizes, True, 3, "nvfp4")
+
+
+@pytest.mark.parametrize(("hidden", "expert_width", "shared_width"), UP_BLOCKS)
+def test_expert_gate_up_in_blocks(hidden: int, expert_width: int, shared_width: int) -> None:
+    sizes = Sizes(hidden=hidden, experts=5, chosen=2, expert_width=expert_width, shared_width=shared_width)
     graph = expert_gate_up(sizes, True, "nvfp4")
     got, expected = both(graph, inputs(sizes, graph, 3), 3)
     for name in graph.outputs:

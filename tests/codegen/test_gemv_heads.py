@@ -8,9 +8,11 @@ import pytest
 import torch
 from gemv_cases import Data, Inputs, interpret, reference, rows_of
 from gemv_graphs import Sizes, chained, qkv
+from launches import only_kernel
 from tolerance import assert_close
 from torch import Tensor
 
+from flintc.errors import UsageError
 from flintc.ir.graph import Graph
 from flintc.ir.types import DType
 from flintc.reference import rope_table
@@ -58,6 +60,12 @@ def check(sizes: Sizes, rotate: bool, batch: int, weights: DType = "bf16") -> No
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_qkv(rotate: bool, batch: int) -> None:
     check(SMALL, rotate, batch)
+
+
+def test_a_head_begins_with_a_group_of_rows_where_weights_lie_in_blocks() -> None:
+    sizes = Sizes(hidden=128, heads=4, kv_heads=2, head_dim=12, page=8, window=13)
+    with pytest.raises(UsageError, match="heads of 12 channels are no multiple of 8"):
+        only_kernel(qkv(sizes, True, "nvfp4"))
 
 
 def test_qkv_of_packed_weights() -> None:

@@ -31,19 +31,21 @@ def test_every_bit_of_a_word_has_a_place_of_its_own() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_block_lies_together(shape: tuple[int, int]) -> None:
-    """Lane 4r + t of a warp finds the 16 bytes of row r and columns 32t on at 16 times its number."""
-    rows, columns = shape
-    codes = torch.arange(rows * columns // 32, dtype=torch.int32).view(rows, -1, 1).expand(-1, -1, 4).contiguous()
-    units = codes.view(torch.uint8).view(rows, columns // 2).clone()
-    kernel_order._swap_(units, 8, columns // 128) if in_blocks(rows, columns) else None
-    found = units.view(torch.int32).view(-1, 4)[:, 0].tolist()
-    if not in_blocks(rows, columns):
-        assert found == list(range(rows * columns // 32))
-        return
-    row, lane_columns = 8 + 3, columns // 32  # a row of the second group of eight
-    for column in range(lane_columns):
-        at = 8 * lane_columns + column // 4 * 32 + 3 * 4 + column % 4
-        assert found[at] == row * lane_columns + column
+    """Lane 4r + t of a warp finds the scales of row r and columns 32t on at its number, and 16 bytes of codes."""
+    rows, lanes = shape[0], shape[1] // 32
+    names = torch.arange(rows * lanes)
+    scales = names.to(torch.int16).view(torch.uint8).view(rows, -1).clone()
+    # No bit of a word of zeros or of ones moves: eight lanes' worth of each tell the lanes of a block apart.
+    codes = (names // 3 % 2 * 255).to(torch.uint8)[:, None].expand(-1, 16).reshape(rows, -1).contiguous()
+    to_kernel_order_(codes, scales)
+    found, words = scales.view(-1).view(torch.int16), codes.view(-1, 16)
+    for row in range(rows):
+        for lane in range(lanes):
+            at = row * lanes + lane
+            if in_blocks(*shape):
+                at = row // 8 * 8 * lanes + lane // 4 * 32 + row % 8 * 4 + lane % 4
+            name = row * lanes + lane
+            assert found[at] == name and (words[at] == name // 3 % 2 * 255).all()
 
 
 @pytest.mark.parametrize("part", [1 << 22, 7])

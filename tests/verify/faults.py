@@ -179,23 +179,25 @@ def packed(change: Callable[[str, Nvfp4], Tensor | Nvfp4]) -> Callable[[Weights]
 def one_scale_for_all_experts(name: str, w: Nvfp4) -> Nvfp4:
     if w.codes.ndim != 3:
         return w
-    return Nvfp4(w.codes, w.scales, w.scale.reshape(w.codes.shape[0], -1)[:1, 0].contiguous())
+    return replace(w, scale=w.scale.reshape(w.codes.shape[0], -1)[:1, 0].contiguous())
 
 
 def no_head_scale(name: str, w: Nvfp4) -> Nvfp4:
     """Scaling probabilities rather than logits changes nothing after normalisation: the logits lack their scale."""
-    return Nvfp4(w.codes, w.scales, torch.ones_like(w.scale)) if name == "w.head" else w
+    return replace(w, scale=torch.ones_like(w.scale)) if name == "w.head" else w
 
 
 def swapped_nibbles(name: str, w: Nvfp4) -> Nvfp4:
-    return Nvfp4((w.codes >> 4) | (w.codes << 4), w.scales, w.scale)
+    assert not w.ordered
+    return replace(w, codes=(w.codes >> 4) | (w.codes << 4))
 
 
 def interleaved_nibbles(name: str, w: Nvfp4) -> Nvfp4:
     """ggml's bytes (value j and value 8 + j) taken for neighbours."""
+    assert not w.ordered
     values = torch.stack((w.codes & 15, w.codes >> 4), -1).reshape(*w.codes.shape[:-1], -1, 16)
     low, high = values[..., :8], values[..., 8:]
-    return Nvfp4((low | (high << 4)).flatten(-2).contiguous(), w.scales, w.scale)
+    return replace(w, codes=(low | (high << 4)).flatten(-2).contiguous())
 
 
 def recut(executor: Executor, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -228,6 +230,7 @@ def keep_7f(scales: Tensor) -> Tensor:
 
 def with_480(w: Nvfp4) -> Tensor:
     """code * block scale, the bits 0x7F taken for 480."""
+    assert not w.ordered
     scales = w.scales.view(torch.float8_e4m3fn).float().nan_to_num(480.0)
     nibbles = torch.stack((w.codes & 15, w.codes >> 4), dim=-1).flatten(-2)
     blocks = torch.tensor(E2M1)[nibbles.int()].view(*w.scales.shape, BLOCK)

@@ -54,12 +54,11 @@ def load_words(
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     ORDERED: tl.constexpr,
-    BLOCKED: tl.constexpr,
 ):
     """128 columns from ``k`` on of the weight rows of some output columns: int32 codes, int16 scales.
 
     [2, COLUMNS / 16, 32 lanes, 4 words] and [2, COLUMNS / 16, 32 lanes]: a warp holds 16 rows, a lane two of them.
-    BLOCKED: the weight lies block by block, see :mod:`flintc.ir.packed`.
+    The weight lies block by block, see :mod:`flintc.ir.packed`.
     """
     half = tl.arange(0, 2)[:, None, None]
     strip = tl.arange(0, COLUMNS // 16)[None, :, None]
@@ -67,8 +66,7 @@ def load_words(
     row = column + strip * 16 + half * 8 + lane // 4
     if ORDERED:
         row = word_order(row)
-    in_block, in_row = k // 4 + row % 8 * 4 + lane % 4, k // 32 + lane % 4
-    at = row // 8 * (K // 4) + in_block if BLOCKED else row * (K // 32) + in_row
+    at = row // 8 * (K // 4) + k // 4 + row % 8 * 4 + lane % 4
     at = tl.max_contiguous(at, (1, 1, 1))
     words = at[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]
     codes = tl.load(codes_ptr.to(tl.pointer_type(tl.int32)) + words)
@@ -102,7 +100,6 @@ def packed_gate_up_tile(
     CHOSEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     ORDERED: tl.constexpr,
-    BLOCKED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """As :func:`gate_up_tile`, from packed weights, with a following tile of codes always on its way."""
@@ -111,17 +108,17 @@ def packed_gate_up_tile(
     up_codes_ptr, up_scales_ptr = codes_ptr + N * K // 2, scales_ptr + N * K // 16
     gates = tl.zeros((COLUMNS, ROWS), tl.float32)
     ups = tl.zeros((COLUMNS, ROWS), tl.float32)
-    gate, gate_scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, ORDERED, BLOCKED)
-    up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, 0, K, COLUMNS, ORDERED, BLOCKED)
+    gate, gate_scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, ORDERED)
+    up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, 0, K, COLUMNS, ORDERED)
     for k in range(0, K, 128):
         x = tl.trans(load_step(x_ptr, at, k, K, 128))
         # The last step loads its own once more.
         ahead = tl.minimum(k + 128, K - 128)
         gate_weights = weights_of(gate, gate_scales)
-        gate, gate_scales = load_words(codes_ptr, scales_ptr, column, ahead, K, COLUMNS, ORDERED, BLOCKED)
+        gate, gate_scales = load_words(codes_ptr, scales_ptr, column, ahead, K, COLUMNS, ORDERED)
         gates = dot_bf16(gate_weights, x, gates)
         up_weights = weights_of(up, up_scales)
-        up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, ahead, K, COLUMNS, ORDERED, BLOCKED)
+        up, up_scales = load_words(up_codes_ptr, up_scales_ptr, column, ahead, K, COLUMNS, ORDERED)
         ups = dot_bf16(up_weights, x, ups)
     n = weight_columns(column, COLUMNS, ORDERED)
     gates *= row_scales(scale_ptr, n, N)
@@ -144,7 +141,6 @@ def packed_down_tile(
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
-    BLOCKED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """As :func:`down_tile`, from packed weights, for BLOCKS times COLUMNS columns one after the other.
@@ -153,7 +149,7 @@ def packed_down_tile(
     """
     PARTS: tl.constexpr = K // 128
     slot, pair, live = tile_rows(order_ptr, first, count, ROWS)
-    codes, scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, False, BLOCKED)
+    codes, scales = load_words(codes_ptr, scales_ptr, column, 0, K, COLUMNS, False)
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for i in range(0, BLOCKS * PARTS):
         x = tl.trans(load_step(x_ptr, slot * K, i % PARTS * 128, K, 128))
@@ -161,7 +157,7 @@ def packed_down_tile(
         # The last step loads its own once more.
         ahead = tl.minimum(i + 1, BLOCKS * PARTS - 1)
         block = column + ahead // PARTS * COLUMNS
-        codes, scales = load_words(codes_ptr, scales_ptr, block, ahead % PARTS * 128, K, COLUMNS, False, BLOCKED)
+        codes, scales = load_words(codes_ptr, scales_ptr, block, ahead % PARTS * 128, K, COLUMNS, False)
         y = dot_bf16(weights, x, y)
         if i % PARTS == PARTS - 1:
             begin = column + i // PARTS * COLUMNS

@@ -1,4 +1,4 @@
-"""NVFP4 codes -> BF16 values in their own order."""
+"""NVFP4 codes -> BF16 values in rows, by column."""
 
 import triton
 import triton.language as tl
