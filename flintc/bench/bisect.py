@@ -105,13 +105,17 @@ def bisect(subject: Subject, first: Trace, second: Run, runner: Runner, progress
     Kernels of one backend after one pass must agree bit for bit, whatever the batch; all else within rounding.
     """
     graph = runner.graph
-    values = complete(subject.graph(BASELINE), first, runner.device)
+    baseline = subject.graph(BASELINE)
+    values = complete(baseline, first, runner.device)
+    # What the first run kept in registers was rounded there, and once more, differently perhaps, to be completed here.
+    kept = roundings(baseline, baseline.ops, known=first.made)
     exact = first.exact_for is not None and replace(first.exact_for, batch=second.batch) == second
     launches = compared = 0
     for launch in graph.launches:
         launches += 1
         got = forced(runner, launch, first.inputs, values, second.batch)
-        rounds = roundings(graph, launch)
+        own = roundings(graph, launch.ops)
+        depth = {v: max(own.get(v, 0), kept[v] if v in own or v not in first.made else 0) for v in kept}
         for name in (n for n in leaving(graph, launch) if n in got):
             compared += 1
             want = values[name]
@@ -120,7 +124,7 @@ def bisect(subject: Subject, first: Trace, second: Run, runner: Runner, progress
             found = (
                 difference(name, got[name], want, limit)
                 if exact
-                else compare_value(graph, launch, name, got[name], values, rounds[name])
+                else compare_value(graph, launch, name, got[name], values, depth)
             )
             if not found.passed:
                 layer = graph.ops[graph.producers[name]].layer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,14 +64,16 @@ def allowed(want: Tensor, roundings: int) -> Tensor:
     return roundings * bf16_step(size)
 
 
-def roundings(graph: Graph, launch: Launch) -> dict[str, int]:
-    """Chained roundings between what ``launch`` reads and each value it makes, at least one."""
+def roundings(graph: Graph, ops: Collection[str], known: Collection[str] = ()) -> dict[str, int]:
+    """Chained roundings between what ``ops`` read of others, or of the values ``known``, and each value they make.
+
+    At least one: two FP32 orders of a sum differ as well.
+    """
     depth: dict[str, int] = {}
-    members = set(launch.ops)
     for op in graph.ops.values():
-        if op.name not in members:
+        if op.name not in ops:
             continue
-        before = max((depth.get(v, 0) for v in op.inputs), default=0)
+        before = max((depth.get(v, 0) for v in op.inputs if v not in known), default=0)
         copies = OPS[op.kind].rounding.startswith("none")
         for value in op.outputs:
             depth[value] = before + (graph.values[value].type.dtype == "bf16" and not copies)
@@ -92,13 +94,16 @@ def difference(name: str, got: Tensor, want: Tensor, limit: Tensor) -> Differenc
     )  # fmt: skip
 
 
-def compare_value(graph: Graph, launch: Launch, name: str, got: Tensor, values: Values, rounds: int) -> Difference:
+def compare_value(
+    graph: Graph, launch: Launch, name: str, got: Tensor, values: Values, depth: Mapping[str, int]
+) -> Difference:
     """One value that ``launch`` made against the same value among ``values``, under the bound of its op.
 
-    ``values`` holds what the launch reads as well. Chosen experts are compared by their logits: between two of equal
-    score either may be chosen. A padded row chooses none.
+    ``values`` holds what the launch reads as well. depth: as of :func:`roundings`, of the value and of what it is made
+    of where that is not the same on both sides. Chosen experts are compared by their logits: between two of equal score
+    either may be chosen. A padded row chooses none.
     """
-    want = values[name]
+    want, rounds = values[name], depth[name]
     assert isinstance(want, Tensor)
     op = graph.ops[graph.producers[name]]
     if op.kind == "topk" and got.dtype == torch.int32:
@@ -108,8 +113,18 @@ def compare_value(graph: Graph, launch: Launch, name: str, got: Tensor, values: 
         return difference(name, chosen, wanted, allowed(logits, rounds).amin(-1, keepdim=True).expand_as(wanted))
     if not want.is_floating_point():
         return difference(name, got, want, torch.full(want.shape, 0.5, device=want.device))
-    slack = _slack(graph, launch, op, name, values) if op.kind in _ATTENTION else 0.0
-    return difference(name, got, want, allowed(want, rounds) + slack)
+    limit = allowed(want, rounds)
+    if op.kind in _ATTENTION:
+        limit = limit + _slack(graph, launch, op, name, values)
+    elif op.kind == "sum":
+        limit = limit + _slack_of_terms(op, values, depth)
+    return difference(name, got, want, limit)
+
+
+def _slack_of_terms(op: Op, values: Values, depth: Mapping[str, int]) -> Tensor | float:
+    """What rounded terms add to their sum: steps at their own sizes, which may be far above that of the sum."""
+    terms = {name: values[name] for name in op.inputs if depth.get(name, 0)}
+    return sum((allowed(t, depth[name]) for name, t in terms.items() if isinstance(t, Tensor)), start=0.0)
 
 
 def _logits_of(logits: Tensor, ids: Tensor) -> Tensor:

@@ -200,11 +200,9 @@ def compare_launch(runner: Runner, launch: Launch, inputs: StepInputs, values: V
         if graph.values[name].kind == "cache" and isinstance(tensor, Tensor):
             given[name] = tensor.clone()
     made = runner.run(launch, given, inputs.env) | new_caches(graph, launch, given)
-    rounds = roundings(graph, launch)
+    depth = roundings(graph, launch.ops)
     return [
-        compare_value(graph, launch, name, made[name], values, rounds[name])
-        for name in leaving(graph, launch)
-        if name in made
+        compare_value(graph, launch, name, made[name], values, depth) for name in leaving(graph, launch) if name in made
     ]
 
 
