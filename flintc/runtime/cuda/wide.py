@@ -28,7 +28,7 @@ from flintc.runtime.values import zeroed
 WIDTHS = (16, 32, 64)
 #: Requests under way from which on a wide step makes more tokens a second than a full step of the fast path, by the
 #: format of the weights: measured at 4,096 tokens on an H200 (docs/benchmarks.md).
-WIDE_FROM: Mapping[str, int] = {"bf16": 32, "nvfp4": 36}
+WIDE_FROM: Mapping[str, int] = {"bf16": 32, "nvfp4": 48}
 
 
 def default_wide_from(graph: Graph) -> int:
