@@ -174,7 +174,7 @@ def values_of_halves(bits, scales):
 
 @triton.jit
 def word_values(words, scales):
-    """The eight codes of each int32 word, in the order of words, times a scale of :func:`scale_values`, by column.
+    """The eight codes of each int32 word, in the order of kernels, times a scale of :func:`scale_values`, by column.
 
     Exact: BF16, code * scale / SUM_UNIT; FP32 in the interpreter, which flushes BF16 subnormals to zero.
     """
