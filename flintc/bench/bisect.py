@@ -109,13 +109,13 @@ def bisect(subject: Subject, first: Trace, second: Run, runner: Runner, progress
     values = complete(baseline, first, runner.device)
     # What the first run kept in registers was rounded there, and once more, differently perhaps, to be completed here.
     kept = roundings(baseline, baseline.ops, known=first.made)
+    hidden = {v: n for v, n in kept.items() if v not in first.made}
     exact = first.exact_for is not None and replace(first.exact_for, batch=second.batch) == second
     launches = compared = 0
     for launch in graph.launches:
         launches += 1
         got = forced(runner, launch, first.inputs, values, second.batch)
-        own = roundings(graph, launch.ops)
-        depth = {v: max(own.get(v, 0), kept[v] if v in own or v not in first.made else 0) for v in kept}
+        depth = hidden | {v: max(n, kept[v]) for v, n in roundings(graph, launch.ops).items()}
         for name in (n for n in leaving(graph, launch) if n in got):
             compared += 1
             want = values[name]

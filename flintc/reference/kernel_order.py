@@ -31,19 +31,24 @@ _PART = 1 << 22
 def to_kernel_order_(codes: Tensor, scales: Tensor) -> None:
     """Reorder u8 codes [..., N, K/2] and scales [..., N, K/16] of ModelOpt in place; K is a multiple of 16."""
     _move_bits_(codes, back=False)
-    for part in (codes, scales):
-        if in_blocks(codes.shape[-2], codes.shape[-1] * 2):
-            _swap_(part, BLOCK_ROWS, codes.shape[-1] * 2 // BLOCK_COLUMNS)
+    _move_rows_(codes, scales, back=False)
 
 
 def from_kernel_order(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """ModelOpt's order of what :func:`to_kernel_order_` has reordered: copies."""
     codes, scales = codes.clone(), scales.clone()
-    for part in (codes, scales):
-        if in_blocks(codes.shape[-2], codes.shape[-1] * 2):
-            _swap_(part, codes.shape[-1] * 2 // BLOCK_COLUMNS, BLOCK_ROWS)
+    _move_rows_(codes, scales, back=True)
     _move_bits_(codes, back=True)
     return codes, scales
+
+
+def _move_rows_(codes: Tensor, scales: Tensor, back: bool) -> None:
+    """Put each eight rows block by block, or back, where the weight is to lie so."""
+    rows, columns = codes.shape[-2], codes.shape[-1] * 2
+    if in_blocks(rows, columns):
+        axes = BLOCK_ROWS, columns // BLOCK_COLUMNS
+        for part in (codes, scales):
+            _swap_(part, *(reversed(axes) if back else axes))
 
 
 def _swap_(packed: Tensor, outer: int, inner: int) -> None:

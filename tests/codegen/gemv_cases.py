@@ -13,6 +13,7 @@ from flintc.codegen.planner import plan
 from flintc.ir.graph import Graph
 from flintc.ir.types import TensorType, resolve
 from flintc.reference import Nvfp4, run_launch
+from flintc.runtime.values import for_kernels
 
 #: Elements before and after each buffer: more than a ragged tile could run over by.
 GUARD = 1 << 16
@@ -74,10 +75,9 @@ def reference(graph: Graph, given: Mapping[str, Tensor | Nvfp4]) -> dict[str, Te
 def _parts(given: Mapping[str, Tensor | Nvfp4]) -> dict[str, Tensor]:
     """Tensors by the names that launches pass: a packed weight as its three components."""
     tensors: dict[str, Tensor] = {}
-    for name, value in given.items():
+    for name, value in for_kernels(given).items():
         if isinstance(value, Nvfp4):
-            packed, scale = value.in_kernel_order(), value.row_scale().contiguous()
-            tensors |= {f"{name}#codes": packed.codes, f"{name}#scales": packed.scales, f"{name}#scale": scale}
+            tensors |= {f"{name}#codes": value.codes, f"{name}#scales": value.scales, f"{name}#scale": value.scale}
         else:
             tensors[name] = value
     return tensors

@@ -60,23 +60,15 @@ def test_expert_linear_of_exact_values_is_exact(own: bool, out: str, weights: DT
 @pytest.mark.parametrize(("weights", "batch"), CASES)
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared"])
 def test_expert_gate_up(shared: bool, weights: DType, batch: int) -> None:
-    graph = expert_gate_up(RAGGED[weights], shared, weights)
-    got, expected = both(graph, inputs(RAGGED[weights], graph, batch), batch)
-    for name in graph.outputs:
-        assert_close(got[name], expected[name])
+    check_gate_up(RAGGED[weights], shared, batch, weights)
 
 
 @pytest.mark.parametrize("shared_width", [8, 36, 300])
 def test_shared_expert_of_any_width(shared_width: int) -> None:
     """Fewer, as many and many more columns than an expert."""
     sizes = replace(SMALL, shared_width=shared_width)
-    graph = expert_gate_up(sizes, shared=True)
-    got, expected = both(graph, inputs(sizes, graph, 3), 3)
-    for name in graph.outputs:
-        assert_close(got[name], expected[name])
-    graph = expert_down(sizes, shared=True)
-    got, expected = both(graph, inputs(sizes, graph, 3), 3)
-    assert_close(got["total"], expected["total"])
+    check_gate_up(sizes, True, 3)
+    check_down(sizes, True, 3)
 
 
 @pytest.mark.parametrize(("weights", "batch"), CASES)
@@ -102,15 +94,19 @@ def test_expert_down_in_blocks(hidden: int, expert_width: int, shared_width: int
 @pytest.mark.parametrize(("hidden", "expert_width", "shared_width"), UP_BLOCKS)
 def test_expert_gate_up_in_blocks(hidden: int, expert_width: int, shared_width: int) -> None:
     sizes = Sizes(hidden=hidden, experts=5, chosen=2, expert_width=expert_width, shared_width=shared_width)
-    graph = expert_gate_up(sizes, True, "nvfp4")
-    got, expected = both(graph, inputs(sizes, graph, 3), 3)
-    for name in graph.outputs:
-        assert_close(got[name], expected[name])
+    check_gate_up(sizes, True, 3, "nvfp4")
 
 
 def test_expert_down_of_more_products_than_eight_columns() -> None:
     check_down(MANY, shared=False, batch=1)
     check_down(MANY, shared=True, batch=3)
+
+
+def check_gate_up(sizes: Sizes, shared: bool, batch: int, weights: DType = "bf16") -> None:
+    graph = expert_gate_up(sizes, shared, weights)
+    got, expected = both(graph, inputs(sizes, graph, batch), batch)
+    for name in graph.outputs:
+        assert_close(got[name], expected[name])
 
 
 def check_down(sizes: Sizes, shared: bool, batch: int, weights: DType = "bf16") -> None:

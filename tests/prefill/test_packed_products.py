@@ -38,12 +38,15 @@ def every_code(rows: int, columns: int) -> Nvfp4:
     return Nvfp4(codes.view(rows, columns // 2), scales.view(rows, columns // 16), torch.ones(rows))
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize(("rows", "columns"), [(508, 128), (2032, 32), (496, 128), (16, 3968)])
-def test_unpacking_is_exact(words, ordered, rows, columns):
-    """Rows that follow each other, and rows in blocks; in the order of words only whole blocks of columns."""
-    if ordered and columns % 128:
-        pytest.skip("the order of words is one of 128 columns")
+#: Rows and columns of weights whose rows are whole words: such that follow each other, and in blocks.
+WHOLE_WORDS = [(508, 128), (496, 128), (16, 3968)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "ordered"),
+    [(2032, 32, False)] + [(*size, ordered) for size in WHOLE_WORDS for ordered in (False, True)],
+)
+def test_unpacking_is_exact(words, rows, columns, ordered):
     plan, launch, *_ = words
     weight = every_code(rows, columns)
     packed = weight.in_kernel_order()

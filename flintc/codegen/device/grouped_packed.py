@@ -46,15 +46,7 @@ def weight_columns(column, COLUMNS: tl.constexpr, ORDERED: tl.constexpr):
 
 
 @triton.jit
-def load_words(
-    codes_ptr,
-    scales_ptr,
-    column,
-    k,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ORDERED: tl.constexpr,
-):
+def load_words(codes_ptr, scales_ptr, column, k, K: tl.constexpr, COLUMNS: tl.constexpr, ORDERED: tl.constexpr):
     """128 columns from ``k`` on of the weight rows of some output columns: int32 codes, int16 scales.
 
     [2, COLUMNS / 16, 32 lanes, 4 words] and [2, COLUMNS / 16, 32 lanes]: a warp holds 16 rows, a lane two of them.

@@ -135,8 +135,8 @@ def scale_values(scales):
     """
     if INTERPRET:
         first, second = scales.to(tl.int32) & 0x7F, (scales.to(tl.int32) >> 8) & 0x7F
-        return ((first << 20).to(tl.float32, bitcast=True) * 2.0**113,
-                (second << 20).to(tl.float32, bitcast=True) * 2.0**113)  # fmt: skip
+        low, high = (first << 20).to(tl.float32, bitcast=True), (second << 20).to(tl.float32, bitcast=True)
+        return low * 2.0**113, high * 2.0**113
     else:
         return tl.inline_asm_elementwise(
             """{
