@@ -126,7 +126,7 @@ def _kernels(
         programs = math.prod(resolve(d, {**bench.symbols, "B": bench.batch}) for d in planned.grid)
         rows.append(KernelTime(
             planned.kernel, len(us), sum(us), chained, cost.bytes / 1e6, cost.bytes / (chained * 1e-6) / ceiling,
-            programs, bench.step.kernels[kernel].resident, cost.redundancy,
+            programs, bench.step.kernels[kernel].resident(programs), cost.redundancy,
         ))  # fmt: skip
     return tuple(sorted(rows, key=lambda k: -k.launches * k.alone_us))
 

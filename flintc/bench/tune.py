@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 TUNED = ("qkv_", "linear_", "gate_up_", "expert_")
 
 #: What is tried, beside the rules.
-CANDIDATES = {f"w{w}r{r}": Schedule(w, r) for w, r in product((2, 4, 8), (0, 112, 128, 168))}
+CANDIDATES = {f"w{w}r{r}": Schedule(w, r) for w, r in product((2, 4, 8), (0, 64, 80, 112, 128, 152, 168))}
 
 #: A layout is kept if it beats the rules' by this share: less is noise.
 MARGIN = 0.03

@@ -41,12 +41,12 @@ def select(graph: Graph, launch: Launch) -> Selection:
 def _keep(kernels: KernelTable, graph: Graph, launch: Launch) -> tuple[str, Selection]:
     """Name of the kernel that serves ``launch``, and what made it.
 
-    One for steps of several rows is kept with it, where another budget of registers or another order of its wait,
-    loads and trigger serves those.
+    One for steps of several rows is kept with it, where another budget of registers, another way to hold vectors or
+    another order of its wait, loads and trigger serves those.
     """
     alone = replace(launch, dependent=launch.dependent and launch.dependent.of_one_row)
-    selection = select(graph, alone)
-    several = selection if alone == launch else select(graph, launch)
+    selection = select(graph, alone).of_one_row
+    several = select(graph, launch)
     if several.several_registers is not None:
         several = replace(several, max_registers=several.several_registers)
     given = [(s.params, s.args, s.grid) for s in (selection, several)]
@@ -70,7 +70,7 @@ def _kernel(graph: Graph, launch: Launch, selection: Selection, several: str | N
     return Kernel(
         name, source, selection.params, dict(selection.constants),
         selection.num_warps, selection.num_stages, launch.dependent is not None, selection.max_registers,
-        effects_of(source, name, selection.params, selection.constants), several,
+        effects_of(source, name, selection.params, selection.constants), several, selection.apart,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flintc.codegen.schedule import schedule_of
 from flintc.ir.graph import Graph, Launch, Op
@@ -12,7 +12,8 @@ from flintc.ir.types import Dim, DType, TensorType
 
 POINTERS: dict[DType, ParamType] = {"bf16": "*bf16", "f32": "*fp32", "i32": "*i32"}
 
-#: Rows of a step one kernel can serve; the same kernel serves 1 to 8, so that a row's bits never depend on the batch.
+#: Rows of a step that kernels can serve. Those of one row and of several do the same arithmetic in the same order, so
+#: that a row's bits never depend on the batch.
 MAX_ROWS = 8
 
 
@@ -36,15 +37,24 @@ class Selection:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int = 0
+    #: See :class:`Kernel`.
+    apart: bool = False
     #: Register budget in steps of several rows, where it is another.
     several_registers: int | None = None
+    #: Template blocks that are others in steps of one row: the same arithmetic in the same order.
+    one_row: Mapping[str, str | bool] = field(default_factory=dict)
+
+    @property
+    def of_one_row(self) -> Selection:
+        """What serves steps of one row."""
+        return replace(self, blocks={**self.blocks, **self.one_row})
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What makes a kernel the same as another one's; hashable."""
         return (
             self.name, self.template, tuple(self.blocks.items()), self.params, tuple(self.constants.items()),
-            self.num_warps, self.num_stages, self.max_registers, self.several_registers,
+            self.num_warps, self.num_stages, self.max_registers, self.apart, self.several_registers,
         )  # fmt: skip
 
 
@@ -123,11 +133,14 @@ class Signature:
         num_warps: int = 4,
         num_stages: int = 1,
         max_registers: int = 0,
+        apart: bool = False,
+        one_row: Mapping[str, str | bool] | None = None,
     ) -> Selection:
         """The finished selection."""
         return Selection(
             name, template, doc, blocks or {}, tuple(self.params), tuple(self.args), constants, grid,
-            tuple(self.scratches), num_warps, num_stages, max_registers, schedule_of(name).several,
+            tuple(self.scratches), num_warps, num_stages, max_registers, apart, schedule_of(name).several,
+            one_row or {},
         )  # fmt: skip
 
 

@@ -59,7 +59,8 @@ class Kernel:
     must be launched with the programmatic-stream-serialization attribute. ``max_registers`` is the budget of registers
     per thread that the compiler schedules for; 0 leaves it to the compiler, which may then delay loads to save some.
     ``several`` names the kernel that runs in its place in steps of more than one row: the same arithmetic, hence the
-    same bits, under another budget, or with its wait, loads and trigger in another order.
+    same bits, under another budget, with another way to hold vectors, or with its wait, loads and trigger in another
+    order. ``apart``: no two programs of a launch are to share a multiprocessor, where there is one for each.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Kernel:
     max_registers: int = 0
     paths: tuple[Path, ...] = ()
     several: str | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,7 @@ def _kernel_to_json(kernel: Kernel) -> Json:
         "waits": kernel.waits,
         "max_registers": kernel.max_registers,
         "paths": [[_effect_to_json(e) for e in path] for path in kernel.paths],
-        **_given(several=kernel.several),
+        **_given(several=kernel.several, apart=kernel.apart or None),
     }
 
 
@@ -361,7 +361,7 @@ def _routine(at: Cursor, graph: Graph, kernels: Mapping[str, Kernel]) -> Routine
 
 
 def _kernel(at: Cursor) -> Kernel:
-    at.record(_KERNEL, frozenset({"several"}))
+    at.record(_KERNEL, frozenset({"several", "apart"}))
     params = tuple(_named(at["params"], _param, "parameter").values())
     constants = {}
     for name, value in at["constants"].members():
@@ -375,7 +375,7 @@ def _kernel(at: Cursor) -> Kernel:
     paths = tuple(tuple(_effect(e, names) for e in path) for path in at["paths"])
     return Kernel(
         at["name"].text(), at["source"].text(), params, constants, warps, stages, waits, registers, paths,
-        _maybe_text(at.get("several")),
+        _maybe_text(at.get("several")), "apart" in at.data and at["apart"].flag(),
     )  # fmt: skip
 
 

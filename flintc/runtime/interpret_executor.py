@@ -70,7 +70,8 @@ class InterpretExecutor:
         step = _Step(self._plan, env, {**self._given, **self._storage.tensors, **self.kv.tables, **inputs})
         for launch in self._plan.launches:
             x, y, z = (resolve(d, env) for d in launch.grid)
-            self._kernels[launch.kernel]((x, y, z), [self._argument(step, arg) for arg in launch.args])
+            kernel = self._kernels[self._plan.kernel_for(launch, batch).name]
+            kernel((x, y, z), [self._argument(step, arg) for arg in launch.args])
             self.calls += 1
         return step.activation(self._plan.graph.outputs[0])[list(logits_rows)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
@@ -47,12 +47,18 @@ def _fit(plan: Plan, launch: PlannedLaunch) -> Iterator[Hazard]:
 
 def _alike(kernel: Kernel, other: Kernel | None) -> bool:
     """Whether ``other`` takes what ``kernel`` is given, for the same sizes, and states its effects."""
-    if other is None or not other.paths:
+    if other is None or not other.paths or _sizes(kernel) != _sizes(other):
         return False
     expected = replace(
-        kernel, name=other.name, source=other.source, paths=other.paths, max_registers=other.max_registers, several=None
-    )
+        kernel, name=other.name, source=other.source, paths=other.paths, constants=other.constants,
+        max_registers=other.max_registers, several=None,
+    )  # fmt: skip
     return other == expected
+
+
+def _sizes(kernel: Kernel) -> Mapping[str, int | float | bool]:
+    """The kernel's constants but for how much of K it takes at a time."""
+    return {name: value for name, value in kernel.constants.items() if name not in ("STEPS", "EVEN")}
 
 
 def _homes(plan: Plan) -> Iterator[Hazard]:

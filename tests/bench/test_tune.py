@@ -131,7 +131,7 @@ def test_a_kernel_is_laid_out_as_it_is_told() -> None:
     with trying(Schedule(warps=2, registers=112)):
         told = plan(graph).kernels
     ruled = plan(graph).kernels
-    name = next(n for n in told if n.startswith("qkv_"))
+    name = next(n for n in told if n.startswith("qkv_") and not n.endswith("_several"))
     assert (told[name].num_warps, told[name].constants["SPLIT"], told[name].max_registers) == (2, 2, 112)
     assert ruled[name].num_warps != 2
     assert told["add_norm_128"] == ruled["add_norm_128"]
@@ -186,11 +186,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 def test_a_stored_entry_lays_a_kernel_out(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline("tiny-flint").graph
     ruled = plan(graph).kernels
-    name = next(n for n in ruled if n.startswith("qkv_"))
+    name = next(n for n in ruled if n.startswith("qkv_") and not n.endswith("_several"))
     monkeypatch.setattr("flintc.codegen.schedule.stored", lambda: {name: {"warps": 2, "registers": None}})
     told = plan(graph).kernels
     assert (told[name].num_warps, ruled[name].num_warps != 2) == (2, True)
-    assert {n for n in told if told[n] != ruled[n]} == {name}
+    assert {n for n in told if told[n] != ruled.get(n)} == {name, f"{name}_several"}
 
 
 @pytest.mark.parametrize("name", ["schedules/sm_90.yaml", "families/gemv.py", "templates/gemv.py.j2"])

@@ -10,6 +10,7 @@ from launches import only_kernel
 from tolerance import assert_close
 
 from flintc.codegen.families.gemv import BF16, NVFP4, Format, walk
+from flintc.codegen.planner import plan
 from flintc.errors import UsageError, VerificationError
 from flintc.ir.types import DType
 
@@ -52,13 +53,19 @@ def test_every_tile_gives_the_same_product(tile: int, weights: DType) -> None:
 
 
 @pytest.mark.parametrize("weights", SHAPES)
-def test_a_row_is_the_same_alone_and_in_a_batch(weights: DType) -> None:
-    graph = linear(48, 704, "f32", weights)
+@pytest.mark.parametrize("k", [32, 704, 2048, 4096])
+def test_a_row_is_the_same_alone_and_in_a_batch(k: int, weights: DType) -> None:
+    """Alone it is cut into slices, one for each sum of a warp; in a batch it has a column of its own."""
+    graph = linear(48, k, "f32", weights)
     given = Data(8).inputs(graph)
     together = interpret(graph, given, B=8)["y"]
     for row in (0, 3, 7):
         alone = interpret(graph, rows_of(given, graph, row), B=1)["y"]
         assert torch.equal(alone[0], together[row])
+    (launch,) = plan(graph).launches
+    one, several = (plan(graph).kernel_for(launch, rows) for rows in (1, 8))
+    assert (one.name == several.name) == (one.constants["CHAINS"] == 1)
+    assert one.constants == several.constants
 
 
 def test_tile_that_is_no_multiple_of_sixteen_is_refused() -> None:

@@ -13,7 +13,8 @@ from launches import only_kernel
 from tolerance import assert_close
 from torch import Tensor
 
-from flintc.ir.graph import Graph
+from flintc.codegen.planner import plan
+from flintc.ir.graph import Dependent, Graph
 from flintc.ir.types import DType
 
 #: Ragged tiles of rows and of K, two tiles of K for every product.
@@ -116,14 +117,45 @@ def check_down(sizes: Sizes, shared: bool, batch: int, weights: DType = "bf16") 
     assert_close(got[output], expected[output])
 
 
-def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
-    for graph in (expert_gate_up(SMALL, True), expert_down(SMALL, True), route(SMALL, True)):
-        given = inputs(SMALL, graph, 8, exact=False)
+#: Sizes at which a vector is cut into as many slices as can be.
+CUT = Sizes(hidden=512, experts=8, chosen=3, expert_width=256, shared_width=256)
+
+
+@pytest.mark.parametrize(("sizes", "weights"), [(SMALL, "bf16"), (CUT, "bf16"), (CUT, "nvfp4")])
+def test_a_row_is_the_same_alone_and_in_a_batch(sizes: Sizes, weights: DType) -> None:
+    for graph in (expert_gate_up(sizes, True, weights), expert_down(sizes, True, weights), route(sizes, True)):
+        given = inputs(sizes, graph, 8, exact=False)
         together = interpret(graph, given, B=8)
         for row in (0, 5):
             alone = interpret(graph, rows_of(given, graph, row), B=1)
             for name in graph.outputs:
                 assert torch.equal(alone[name][0], together[name][row])
+
+
+def ahead(graph: Graph) -> Graph:
+    """The same launch, which fetches everything but x above its wait in steps of one row."""
+    (launch,) = graph.launches
+    alone = Dependent(tuple(v for v in graph.reads(launch) if v not in ("x", "shared_x")))
+    return graph.with_launches((replace(launch, dependent=Dependent((), alone=alone)),))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("width", [32, 128, 512, 1024, 2048])
+def test_down_of_one_row_adds_as_that_of_several(width: int, weights: DType) -> None:
+    """More of K at a time leaves each sum its units only where these are shared out in turn."""
+    planned = plan(ahead(expert_down(replace(FULL, expert_width=width), True, weights)))
+    one, several = (planned.kernel_for(planned.launches[0], rows).constants for rows in (1, 8))
+    assert one["CHAINS"] == several["CHAINS"]
+    assert weights == "bf16" or one["STEPS"] == several["STEPS"]
+
+
+@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
+def test_down_with_all_of_k_on_its_way(weights: DType) -> None:
+    sizes = replace(FULL, hidden=48)
+    graph = ahead(expert_down(sizes, True, weights))
+    for batch in (1, 3):
+        got, expected = both(graph, inputs(sizes, graph, batch), batch)
+        assert_close(got["total"], expected["total"])
 
 
 PADDED = [1, 3]

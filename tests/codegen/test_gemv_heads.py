@@ -86,9 +86,11 @@ def test_values_are_stored_as_the_product_rounds_them() -> None:
     assert torch.equal(got[:, 1].nan_to_num(), expected[:, 1].nan_to_num())
 
 
-def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
-    graph = qkv(SMALL, rotate=True)
-    given = inputs(SMALL, graph, 8, exact=False)
+@pytest.mark.parametrize("hidden", [SMALL.hidden, 1024])
+def test_a_row_is_the_same_alone_and_in_a_batch(hidden: int) -> None:
+    sizes = replace(SMALL, hidden=hidden)
+    graph = qkv(sizes, rotate=True)
+    given = inputs(sizes, graph, 8, exact=False)
     together = run(graph, given)["q.1"]
     for row in (0, 3, 7):
         assert torch.equal(run(graph, rows_of(given, graph, row))["q.1"][0], together[row])

@@ -10,6 +10,7 @@ from graphs import OTHER, pipeline
 from flintc.codegen.planner import plan
 from flintc.ir.build import Weights
 from flintc.ir.cost import decode_env
+from flintc.ir.serialize import plan_from_json, plan_to_json
 from flintc.ir.types import resolve
 from flintc.passes import BASELINE, PASSES
 
@@ -30,7 +31,17 @@ def test_every_prefix_of_every_spec_can_be_planned(spec: str, weights: Weights, 
     used = [made.kernel_for(x, rows).name for x in made.launches for rows in (1, 8)]
     assert set(used) == made.kernels.keys()
     # Layers of a kind share their kernels: as many as there are different launches, not as there are layers.
-    assert len(made.kernels) <= 30
+    assert len({x.kernel for x in made.launches}) <= 30
+
+
+def test_what_lies_apart() -> None:
+    """Launches of fewer programs than multiprocessors, which follow launches that fill these."""
+    made = plan(pipeline("flint", "nvfp4").graph)
+    apart = {x.name.partition(".")[2] for x in made.launches if made.kernels[x.kernel].apart}
+    assert apart == {"attention", "route", "expert_down"}
+    assert not made.kernels["attention_full"].apart
+    assert all(made.kernel_for(x, 8).apart == made.kernels[x.kernel].apart for x in made.launches)
+    assert plan_from_json(plan_to_json(made)) == made
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)

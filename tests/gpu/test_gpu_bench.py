@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from flintc import api
 from flintc.bench import tune
@@ -39,6 +40,8 @@ def test_a_step_is_reported(weights: str, batch: int, tmp_path: Path) -> None:
         assert 0 < kernel.share < 1
         assert kernel.programs >= 1
         assert kernel.resident >= 1
+        few = kernel.programs <= torch.cuda.get_device_properties(0).multi_processor_count
+        assert kernel.resident == 1 or not (few and plan.kernels[kernel.name].apart)
 
 
 def test_tuning_times_every_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from flintc.ir.plan import Plan
 from flintc.reference import run
 from flintc.runtime.batch import run_requests
 from flintc.runtime.cuda.executor import CudaExecutor
+from flintc.runtime.cuda.wide import WIDE_FROM
 from flintc.runtime.executor import prefill
 from flintc.runtime.generation import Options
 from flintc.runtime.kv import KvCache, KvLayout
@@ -36,7 +37,8 @@ pytestmark = pytest.mark.gpu
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-flint"
 CHECKPOINTS = {"bf16": EXAMPLE, "nvfp4": EXAMPLE / "tiny-flint.gguf"}
-SLOTS = 40
+#: As many as wide steps of either format begin at.
+SLOTS = max(WIDE_FROM.values())
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)

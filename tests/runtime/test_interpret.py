@@ -10,7 +10,8 @@ from flintc import api
 from flintc.errors import VerificationError
 from flintc.runtime.interpret_executor import InterpretExecutor
 
-#: A dense layer that sees everything and a windowed MoE layer: one of each kernel, few programs of each.
+#: A dense layer that sees everything and a windowed MoE layer: one of each kernel, few programs of each. Products are
+#: wide enough for a lone row to be cut into slices.
 SPEC = """\
 flintc: 1
 name: nano
@@ -18,7 +19,7 @@ extends: tiny-flint
 match: {architectures: [FlintForCausalLM], gguf: flint}
 dimensions:
   layers: {default: 2}
-  hidden: {default: 64}
+  hidden: {default: 256}
   vocab: {default: 96}
   heads: {default: 2}
   kv_heads: {default: 1}
@@ -26,7 +27,7 @@ dimensions:
   dense_width: {default: 64}
   experts: {default: 4}
   experts_per_token: {default: 2}
-  expert_width: {default: 16}
+  expert_width: {default: 64}
   shared_width: {default: 32}
 layer_sets:
   full: {default: [0]}
@@ -72,6 +73,11 @@ def test_as_near_to_fp32_as_the_reference(folder, spec, logits):
 
 def test_one_call_per_launch(model):
     plan, before = model.executor._plan, model.executor.calls
+    assert {x.name for x in plan.launches if plan.kernels[x.kernel].several} >= {
+        "L0.qkv",
+        "L0.gate_up",
+        "L1.expert_down",
+    }
     model.forward(IDS[:3])
     assert model.executor.calls - before == len(plan.launches) == 7 * 2 + 3
 

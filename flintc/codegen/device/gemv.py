@@ -1,4 +1,4 @@
-"""Products of weight rows with up to 8 (or 16) vectors on tensor cores, without moving data between threads.
+"""Products of weight rows with up to 8 vectors on tensor cores, without moving data between threads.
 
 The ``m16n8k16`` instruction multiplies 16 weight rows by 8 vectors. Its lane 4g + t wants columns 2t, 2t + 1, 2t + 8
 and 2t + 9 of K of weight rows g and g + 8, and of vector g. A sum does not care which column of K is called which, as
@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from flintc.codegen.device.numerics import dot_bf16
+from flintc.codegen.device.slices import load_shared_slices, sum_chains
 from flintc.codegen.device.sums import add_all
 
 
@@ -54,7 +55,6 @@ def load_vectors(
     count,
     k,
     K: tl.constexpr,
-    COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
     CHAINS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -62,22 +62,21 @@ def load_vectors(
 ):
     """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, as the other operand.
 
-    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: a vector in each column, zeros in those left.
+    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, 8]: a vector in each column, zeros in those left.
     """
-    step = tl.arange(0, STEPS)[:, None, None, None, None]
-    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None]
-    split = tl.arange(0, SPLIT)[None, None, :, None, None]
-    lane = tl.arange(0, 32)[None, None, None, :, None]
-    vector = eight * 8 + lane // 4
-    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    step = tl.arange(0, STEPS)[:, None, None, None]
+    split = tl.arange(0, SPLIT)[None, :, None, None]
+    lane = tl.arange(0, 32)[None, None, :, None]
+    vector = lane // 4
+    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, :]
     live = vector < count
     if not EVEN:
         live = live & (column < K)
     x = tl.load(x_ptr + vector * K + column, mask=live, other=0.0)
-    # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
-    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
-    x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
-    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, COLUMNS))
+    # Axes: steps of a chain, chain, split, vector, lane of four, instruction, half of K, pair.
+    x = tl.reshape(x, (STEPS // CHAINS, CHAINS, SPLIT, 8, 4, 2, 2, 2))
+    x = tl.permute(x, (1, 2, 0, 5, 6, 4, 7, 3))
+    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, 8))
 
 
 @triton.jit
@@ -86,9 +85,9 @@ def weight_operand(tile, CHAINS: tl.constexpr):
     STEPS: tl.constexpr = tile.shape[0]
     GROUPS: tl.constexpr = tile.shape[1]
     SPLIT: tl.constexpr = tile.shape[2]
-    # Axes: step, group, split, row of eight, lane of four, chain, its instructions, half of K, pair.
-    tile = tl.reshape(tile, (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
-    tile = tl.permute(tile, (5, 2, 1, 3, 0, 6, 7, 4, 8))
+    # Axes: steps of a chain, chain, group, split, row of eight, lane of four, instruction, half of K, pair.
+    tile = tl.reshape(tile, (STEPS // CHAINS, CHAINS, GROUPS, SPLIT, 8, 4, 2, 2, 2))
+    tile = tl.permute(tile, (1, 3, 2, 4, 0, 6, 7, 5, 8))
     return tl.reshape(tile, (CHAINS * SPLIT, GROUPS * 8, STEPS * 32 // CHAINS))
 
 
@@ -106,25 +105,23 @@ def accumulate(
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """acc + weight rows x vectors over all of K: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], its first axis not yet summed.
+    """acc + weight rows x vectors over all of K: FP32 [CHAINS * SPLIT, ROWS, 8], its first axis not yet summed.
 
     ``tile`` is the first tile of the rows, loaded by the caller; each further one is loaded a tile ahead.
+    count: of vectors; None is one whose slices are the columns, see :mod:`slices`.
     """
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
     for k in tl.static_range(0, K, SPLIT * STEPS * 32):
-        x = load_vectors(x_ptr, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        if count is None:
+            x = load_shared_slices(x_ptr, k, K, SPLIT, CHAINS, STEPS, 1, EVEN)
+        else:
+            x = load_vectors(x_ptr, count, k, K, SPLIT, CHAINS, STEPS, EVEN)
         weights = weight_operand(tile, CHAINS)
         ahead = k + SPLIT * STEPS * 32
         if ahead < K:
             tile = load_weights(rows_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN)
         acc = dot_bf16(weights, x, acc)
     return acc
-
-
-@triton.jit
-def sum_chains(acc, SPLIT: tl.constexpr):
-    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread."""
-    return tl.sum(tl.reshape(acc, (acc.shape[0] // SPLIT, SPLIT, acc.shape[1], acc.shape[2])), 0)
 
 
 @triton.jit
@@ -144,10 +141,3 @@ def sum_pairs(acc, SPLIT: tl.constexpr):
     both = add_all(tl.reshape(shares, (ROWS // 2 * COLUMNS, 2, SPLIT)))
     gate, up = tl.split(tl.reshape(both, (ROWS // 2, COLUMNS, 2)))
     return gate, up
-
-
-@triton.jit
-def first_column(acc):
-    """The first column of sums [SUMS, ROWS, COLUMNS], as [SUMS, ROWS, 1]."""
-    first = tl.arange(0, acc.shape[2])[None, None, :] == 0
-    return tl.sum(tl.where(first, acc, 0.0), 2, keep_dims=True)

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from flintc.codegen.device.mode import INTERPRET
 from flintc.codegen.device.numerics import dot_bf16
+from flintc.codegen.device.slices import load_shared_slices
 
 #: What 1.0 in a sum of products stands for.
 SUM_UNIT: tl.constexpr = tl.constexpr(128.0)
@@ -109,32 +110,56 @@ def values_of_halves(bits, scales):
 
 
 @triton.jit
+def low_bits(c0, c1, c2, c3, c4, c5, c6, c7):
+    """The bits of all eight values of a word of :func:`word_values`, one upon the other, two values to an int32."""
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .b32 a, b;
+            mov.b32 a, {$1, $2};
+            mov.b32 b, {$3, $4};
+            or.b32 a, a, b;
+            mov.b32 b, {$5, $6};
+            or.b32 a, a, b;
+            mov.b32 b, {$7, $8};
+            or.b32 $0, a, b;
+        }""",
+        "=r,h,h,h,h,h,h,h,h",
+        [c0, c1, c2, c3, c4, c5, c6, c7],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def either(a, b):
+    """Bits of one or the other."""
+    return a | b
+
+
+@triton.jit
 def hold_above(c0, c1, c2, c3, c4, c5, c6, c7):
-    """Keep the assembler from moving what computes these values of :func:`word_values` below what follows.
+    """Keep the assembler from moving what computes a tile's :func:`word_values` below what follows.
 
     It sinks arithmetic towards its use, past a wait that the arithmetic would have filled. So the values decide here
     about a fence, which it may not move, and which no values ever run: their lowest bits are zero, since the product of
     a code (two significant bits) and a scale (four) has six of the eight that BF16 keeps.
     """
     if not INTERPRET:
+        bits = low_bits(c0, c1, c2, c3, c4, c5, c6, c7)
+        # Words of a lane, groups, steps: all a thread's own.
+        bits = tl.reduce(tl.reduce(tl.reduce(bits, 4, either), 1, either), 0, either)
         tl.inline_asm_elementwise(
             """{
                 .reg .pred odd;
-                .reg .b32 a, b;
-                mov.b32 a, {$1, $2};
-                mov.b32 b, {$3, $4};
-                or.b32 a, a, b;
-                mov.b32 b, {$5, $6};
-                or.b32 a, a, b;
-                mov.b32 b, {$7, $8};
-                or.b32 a, a, b;
-                and.b32 a, a, 0x00010001;
+                .reg .b32 a;
+                and.b32 a, $1, 0x00010001;
                 setp.ne.u32 odd, a, 0;
                 @odd membar.cta;
                 mov.u32 $0, 0;
             }""",
-            "=r,h,h,h,h,h,h,h,h",
-            [c0, c1, c2, c3, c4, c5, c6, c7],
+            "=r,r",
+            [bits],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
@@ -184,35 +209,62 @@ def load_packed(
 
 
 @triton.jit
-def dequantise(codes, scales, HELD: tl.constexpr = False):
-    """A tile as loaded -> code * block scale / SUM_UNIT, exact: BF16 [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
-
-    The last axes are those of a word's eight codes: half of an instruction's K, instruction, pair; the instruction
-    changes least often along the columns, then the half. FP32 in the interpreter.
-    HELD: above a wait that follows.
-    """
+def tile_values(codes, scales):
+    """The eight values of each word of a tile as loaded, by column, as :func:`word_values` gives them."""
     pairs: tl.constexpr = (codes.shape[0], codes.shape[1], codes.shape[2], 32, 2, 2)
     low, high = scale_values(scales)
     scale = tl.reshape(tl.broadcast_to(tl.join(low, high)[:, :, :, :, :, None], pairs), codes.shape)
-    c0, c1, c2, c3, c4, c5, c6, c7 = word_values(codes, scale)
-    if HELD:
-        hold_above(c0, c1, c2, c3, c4, c5, c6, c7)
+    return word_values(codes, scale)
+
+
+@triton.jit
+def joined_values(c0, c1, c2, c3, c4, c5, c6, c7):
+    """The values of a tile's words in one tensor: [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
+
+    The last axes are those of a word's eight codes: half of an instruction's K, instruction, pair; the instruction
+    changes least often along the columns, then the half.
+    """
     evens = tl.join(tl.join(c0, c2), tl.join(c4, c6))
     odds = tl.join(tl.join(c1, c3), tl.join(c5, c7))
     return tl.join(evens, odds)
 
 
 @triton.jit
-def packed_operand(tile, CHAINS: tl.constexpr, HELD: tl.constexpr = False):
-    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]; HELD: see :func:`dequantise`."""
+def dequantise(codes, scales):
+    """A tile as loaded -> code * block scale / SUM_UNIT, exact, as :func:`joined_values`: BF16, interpreted FP32."""
+    c0, c1, c2, c3, c4, c5, c6, c7 = tile_values(codes, scales)
+    return joined_values(c0, c1, c2, c3, c4, c5, c6, c7)
+
+
+@triton.jit
+def packed_operand(tile, CHAINS: tl.constexpr):
+    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]."""
     codes, scales = tile
-    STEPS: tl.constexpr = codes.shape[0]
-    GROUPS: tl.constexpr = codes.shape[1]
-    SPLIT: tl.constexpr = codes.shape[2]
-    # Axes: step, group, split, row of eight, lane of four, chain, its words, half of K, instruction, pair.
-    weights = tl.reshape(dequantise(codes, scales, HELD), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
-    weights = tl.permute(weights, (5, 2, 1, 3, 0, 6, 7, 4, 8, 9))
-    return tl.reshape(weights, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
+    return operand_of_values(dequantise(codes, scales), CHAINS)
+
+
+@triton.jit
+def held_operand(tile, CHAINS: tl.constexpr):
+    """The same, unpacked above a wait that follows."""
+    codes, scales = tile
+    c0, c1, c2, c3, c4, c5, c6, c7 = tile_values(codes, scales)
+    hold_above(c0, c1, c2, c3, c4, c5, c6, c7)
+    return operand_of_values(joined_values(c0, c1, c2, c3, c4, c5, c6, c7), CHAINS)
+
+
+@triton.jit
+def operand_of_values(values, CHAINS: tl.constexpr):
+    """Values of a tile, as of :func:`joined_values`, as an operand: a chain has consecutive words."""
+    STEPS: tl.constexpr = values.shape[0]
+    GROUPS: tl.constexpr = values.shape[1]
+    SPLIT: tl.constexpr = values.shape[2]
+    # Whole steps, or a part of one.
+    SETS: tl.constexpr = CHAINS if CHAINS < STEPS else STEPS
+    PARTS: tl.constexpr = CHAINS // SETS
+    # Axes: set, step of it, group, split, row of eight, lane of four, part, word of it, half of K, instruction, pair.
+    values = tl.reshape(values, (SETS, STEPS // SETS, GROUPS, SPLIT, 8, 4, PARTS, 4 // PARTS, 2, 2, 2))
+    values = tl.permute(values, (0, 6, 3, 2, 4, 1, 7, 8, 5, 9, 10))
+    return tl.reshape(values, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
 
 
 @triton.jit
@@ -221,7 +273,6 @@ def load_vectors_of_words(
     count,
     k,
     K: tl.constexpr,
-    COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
     CHAINS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -229,23 +280,24 @@ def load_vectors_of_words(
 ):
     """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, in the order of packed weights.
 
-    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]: a vector in each column, zeros in those left.
+    It is [CHAINS * SPLIT, STEPS * 128 / CHAINS, 8]: a vector in each column, zeros in those left.
     """
-    step = tl.arange(0, STEPS)[:, None, None, None, None, None]
-    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
-    word = tl.arange(0, 4)[None, None, :, None, None, None]
-    split = tl.arange(0, SPLIT)[None, None, None, :, None, None]
-    lane = tl.arange(0, 32)[None, None, None, None, :, None]
-    each = tl.arange(0, 8)[None, None, None, None, None, :]
-    live = eight * 8 + lane // 4 < count
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    word = tl.arange(0, 4)[None, :, None, None, None]
+    split = tl.arange(0, SPLIT)[None, None, :, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    each = tl.arange(0, 8)[None, None, None, None, :]
+    live = lane // 4 < count
     if not EVEN:
         live = live & (k + ((step * SPLIT + split) * 4 + lane % 4) * 32 + word * 8 + each < K)
     x_ptr += lane // 4 * K + (split * 4 + lane % 4) * 32
-    x = tl.load(x_ptr + (eight * 8 * K + k + step * SPLIT * 128 + word * 8 + each), mask=live, other=0.0)
-    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, instruction, half of K, pair.
-    x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 7, 9, 1, 5))
-    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, COLUMNS))
+    x = tl.load(x_ptr + (k + step * SPLIT * 128 + word * 8 + each), mask=live, other=0.0)
+    SETS: tl.constexpr = CHAINS if CHAINS < STEPS else STEPS
+    PARTS: tl.constexpr = CHAINS // SETS
+    # Axes: set, step of it, part, word of it, split, vector, lane of four, instruction, half of K, pair.
+    x = tl.reshape(x, (SETS, STEPS // SETS, PARTS, 4 // PARTS, SPLIT, 8, 4, 2, 2, 2))
+    x = tl.permute(x, (0, 2, 4, 1, 3, 8, 6, 7, 9, 5))
+    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, 8))
 
 
 @triton.jit
@@ -264,10 +316,13 @@ def accumulate_packed(
     EVEN: tl.constexpr,
     BLOCKED: tl.constexpr,
 ):
-    """acc + weight rows x vectors over all of K, in SUM_UNIT: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], see accumulate."""
+    """acc + weight rows x vectors over all of K, in SUM_UNIT: FP32 [CHAINS * SPLIT, ROWS, 8], see accumulate."""
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
     for k in tl.static_range(0, K, SPLIT * STEPS * 128):
-        x = load_vectors_of_words(x_ptr, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        if count is None:
+            x = load_shared_slices(x_ptr, k, K, SPLIT, CHAINS, STEPS, 4, EVEN)
+        else:
+            x = load_vectors_of_words(x_ptr, count, k, K, SPLIT, CHAINS, STEPS, EVEN)
         weights = packed_operand(tile, CHAINS)
         ahead = k + SPLIT * STEPS * 128
         if ahead < K:
@@ -288,7 +343,10 @@ def accumulate_operand(
 ):
     """The same where one tile, unpacked by the caller, holds all of K: acc + ``weights`` x ``count`` vectors."""
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
-    x = load_vectors_of_words(x_ptr, count, 0, K, acc.shape[2], SPLIT, CHAINS, STEPS, True)
+    if count is None:
+        x = load_shared_slices(x_ptr, 0, K, SPLIT, CHAINS, STEPS, 4, True)
+    else:
+        x = load_vectors_of_words(x_ptr, count, 0, K, SPLIT, CHAINS, STEPS, True)
     return dot_bf16(weights, x, acc)
 
 

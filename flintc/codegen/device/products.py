@@ -1,8 +1,8 @@
 """A product for each warp: the loads and sums of :mod:`gemv` and :mod:`nvfp4` where warps do not share K.
 
-Each of SPLIT warps multiplies weight rows of its own with a vector of its own, which has a column of its own: one sum
-over the warps then gives all products. A warp's product is told by values of shape [SPLIT]: where its rows begin, their
-``stride``, the ``width`` of K that it covers (none: it has no product), and the ``place`` of its column.
+Each of SPLIT warps multiplies weight rows of its own with a vector of its own, in slices. What it has found is put in a
+column of its own, so that one sum over the warps gives all products. A warp's product is told by values of shape
+[SPLIT]: where its rows begin, their ``stride``, and the ``width`` of K that it covers (none: it has no product).
 """
 
 import triton
@@ -11,6 +11,7 @@ import triton.language as tl
 from flintc.codegen.device.gemv import weight_operand
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
 from flintc.codegen.device.nvfp4 import packed_operand
+from flintc.codegen.device.slices import load_slices
 
 
 @triton.jit
@@ -73,48 +74,6 @@ def own_packed(
 
 
 @triton.jit
-def own_vectors(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STEPS: tl.constexpr):
-    """Each warp's BF16 vector from column ``k`` of K on, beside BF16 weights, as column ``place`` of its operand.
-
-    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS], zeros elsewhere.
-    """
-    SPLIT: tl.constexpr = x_ptr.shape[0]
-    step = tl.arange(0, STEPS)[:, None, None, None, None]
-    vector = (
-        tl.arange(0, COLUMNS // 8)[None, :, None, None, None] * 8 + tl.arange(0, 32)[None, None, None, :, None] // 4
-    )
-    lane = tl.arange(0, 32)[None, None, None, :, None]
-    column = k + step * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
-    live = (vector == place[None, None, :, None, None]) & (column < width[None, None, :, None, None])
-    x = tl.load(x_ptr[None, None, :, None, None] + column, mask=live, other=0.0)
-    # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
-    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
-    x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
-    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, COLUMNS))
-
-
-@triton.jit
-def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STEPS: tl.constexpr):
-    """The same beside NVFP4 weights: [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]."""
-    SPLIT: tl.constexpr = x_ptr.shape[0]
-    step = tl.arange(0, STEPS)[:, None, None, None, None, None]
-    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
-    word = tl.arange(0, 4)[None, None, :, None, None, None]
-    lane = tl.arange(0, 32)[None, None, None, None, :, None]
-    each = tl.arange(0, 8)[None, None, None, None, None, :]
-    column = k + (step * 4 + lane % 4) * 32 + word * 8 + each
-    live = eight * 8 + lane // 4 == place[None, None, None, :, None, None]
-    live = live & (column < width[None, None, None, :, None, None])
-    at = x_ptr[None, None, None, :, None, None] + lane % 4 * 32
-    # Every column of eight has pointers, so that a mask has its axis to cut along.
-    x = tl.load(at + (k + step * 128 + word * 8 + each + eight * 0), mask=live, other=0.0)
-    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, instruction, half of K, pair.
-    x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 7, 9, 1, 5))
-    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, COLUMNS))
-
-
-@triton.jit
 def accumulate_own(
     acc,
     tile,
@@ -124,18 +83,17 @@ def accumulate_own(
     stride,
     width,
     x_ptr,
-    place,
     K: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """acc + every warp's BF16 rows times its vector, over at most K columns: FP32 [CHAINS * SPLIT, ROWS, COLUMNS].
+    """acc + every warp's BF16 rows times its vector, over at most K columns: FP32 [CHAINS * SPLIT, ROWS, 8], in slices.
 
     ``tile`` is the first tile of the rows, loaded by the caller.
     """
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
     for k in tl.static_range(0, K, STEPS * 32):
-        x = own_vectors(x_ptr, width, place, k, acc.shape[2], CHAINS, STEPS)
+        x = load_slices(x_ptr + k, width - k, CHAINS, STEPS, 1, 32, EVEN)
         weights = weight_operand(tile, CHAINS)
         if k + STEPS * 32 < K:
             tile = own_weights(rows_ptr, groups, rows, stride, width, k + STEPS * 32, STEPS, EVEN)
@@ -153,7 +111,6 @@ def accumulate_own_packed(
     rows,
     span,
     x_ptr,
-    place,
     K: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
@@ -163,7 +120,7 @@ def accumulate_own_packed(
     """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
     for k in tl.static_range(0, K, STEPS * 128):
-        x = own_vectors_of_words(x_ptr, span[1], place, k, acc.shape[2], CHAINS, STEPS)
+        x = load_slices(x_ptr + k, span[1] - k, CHAINS, STEPS, 4, 128, EVEN)
         weights = packed_operand(tile, CHAINS)
         if k + STEPS * 128 < K:
             ahead = k + STEPS * 128

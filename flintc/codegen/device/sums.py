@@ -27,3 +27,14 @@ def add_all(x):
     if x.shape[2] > 1:
         x = add_neighbours(x)
     return x
+
+
+@triton.jit
+def sum_columns(x, WARPS: tl.constexpr):
+    """Sums of the rows of x [ROWS, COLUMNS] whose columns WARPS warps hold in turn, four to a thread: [ROWS].
+
+    Within the warps first, and between them by :func:`add_all`, in one exchange.
+    """
+    LANES: tl.constexpr = 128 if x.shape[1] >= WARPS * 128 else x.shape[1] // WARPS
+    x = tl.reshape(x, (x.shape[0], x.shape[1] // (WARPS * LANES), WARPS, LANES))
+    return tl.reshape(add_all(tl.sum(tl.sum(x, 1), 2)[:, None, :]), (x.shape[0],))

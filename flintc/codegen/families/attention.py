@@ -101,6 +101,7 @@ def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blo
         blocks=blocks | {"windowed": window, "merge": merge, "segmented": _segmented(op)},
         num_warps=int(constants["WARPS"]),
         num_stages=stages,
+        apart=window and merge,
     )
 
 

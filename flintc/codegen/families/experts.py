@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from flintc.codegen.families.gemv import (
+    BF16,
+    INSTRUCTION_COLUMNS,
     MAX_WARPS,
     NVFP4,
     Constants,
+    Format,
     Walk,
     blocked,
+    chains_of,
     format_of,
     is_rounded,
     kernel_name,
@@ -47,6 +51,7 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
             "paired": False,
             "own": own,
             "rounded": rounded,
+            "lone": False,
             **weight_blocks(graph, launch, op),
         },
         constants=shape.constants(n, k, tile) | {"RANKS": ranks},
@@ -90,12 +95,13 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         grid=(tiles, slots + ranks, "B"),
         blocks={
             "shared": bool(shared), "paired": True, "own": False, "rounded": is_rounded(graph, op),
-            "shared_rounded": bool(shared) and is_rounded(graph, shared[0]),
+            "shared_rounded": bool(shared) and is_rounded(graph, shared[0]), "lone": False,
             **weight_blocks(graph, launch, shared[0] if shared else op),
         },
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers,
+        one_row={"lone": bool(shared) and shape.cuts},
     )  # fmt: skip
 
 
@@ -109,7 +115,8 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     shared_k = matrix(graph, shared[0])[1] if shared else 0
     slots = power_of_two(ranks + -(-shared_k // k))
     name = kernel_name(graph, op, "expert_down") + ("_shared" if shared else "")
-    shape = Walk(format, min(slots, MAX_WARPS), format.chains, steps_at_a_time(tile, k, 1, format))
+    ahead = launch.dependent is not None and ids in launch.dependent.prefetch
+    shape = _own(tile, k, format, min(slots, MAX_WARPS), ahead=ahead)
     constants: Constants = {
         "N": n, "K": k, "TILE": tile, "SPLIT": slots, "CHAINS": shape.chains, "STEPS": shape.steps,
         "EVEN": n % tile == 0 and k % (shape.steps * format.step) == 0 and shared_k % k == 0,
@@ -136,12 +143,27 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         grid=(-(-n // tile), "B", 1),
         blocks={
             "shared": bool(shared), "nvfp4": format is NVFP4,
-            "ahead": launch.dependent is not None and ids in launch.dependent.prefetch,
+            "ahead": ahead,
         },
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers_of(name, tile, -(-n // tile), shape.warps),
+        apart=True,
     )  # fmt: skip
+
+
+def _own(tile: int, k: int, format: Format, warps: int, *, ahead: bool) -> Walk:
+    """Walk of warps that each have a product of their own.
+
+    BF16 weights known ``ahead`` of the wait are all sent for there, if registers hold twice of what they usually do;
+    below the wait few steps at a time leave registers, and so room for more programs. Their chains take steps in turn,
+    so that how many a tile has changes no bit; those of NVFP4 weights do not.
+    """
+    steps = steps_at_a_time(tile, k, 1, format)
+    chains = chains_of(tile, steps, format, INSTRUCTION_COLUMNS if k <= steps * format.step else 4)
+    if format is BF16:
+        steps = 2 * steps if ahead and k == 2 * steps * format.step else steps if ahead else min(steps, chains)
+    return Walk(format, warps, chains, steps)
 
 
 def _activation(graph: Graph, launch: Launch, op: Op) -> str:

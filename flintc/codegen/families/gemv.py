@@ -29,6 +29,9 @@ SMALL_BUDGET, LARGE_BUDGET = 128, 168
 #: Registers of an SM.
 SM_REGISTERS = 65536
 
+#: Vectors that an instruction multiplies.
+INSTRUCTION_COLUMNS = 8
+
 #: Output rows of a program where the launch does not say.
 TILE = 16
 
@@ -37,16 +40,16 @@ TILE = 16
 class Format:
     """How weights are stored, and what a program makes of it.
 
-    step: columns of K in a step. chains: sums among which a step's instructions are divided. loads: 16-byte loads by
-    which one thread holds a tile of weights; packed ones unpack to four times their registers.
+    step: columns of K in a step. units: pairs of instructions in a step. loads: 16-byte loads by which one thread holds
+    a tile of weights; packed ones unpack to four times their registers.
     """
 
     step: int
-    chains: int
+    units: int
     loads: int
 
 
-BF16, NVFP4 = Format(step=32, chains=2, loads=16), Format(step=128, chains=4, loads=8)
+BF16, NVFP4 = Format(step=32, units=1, loads=16), Format(step=128, units=4, loads=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ class Walk:
     warps: int
     chains: int
     steps: int
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a lone vector may be cut into slices, one for each sum."""
+        return self.chains > 1
 
     @property
     def block(self) -> int:
@@ -96,7 +104,17 @@ def walk(tile: int, k: int, format: Format = BF16, wanted: int | None = None) ->
     """
     held_by = _steps(k, format) // (format.loads * 8 // tile) if tile == 16 else FEW_WARPS
     warps = min(MAX_WARPS, wanted or max(FEW_WARPS, held_by), _steps(k, format))
-    return Walk(format, warps, format.chains if tile == 16 else 1, steps_at_a_time(tile, k, warps, format))
+    steps = steps_at_a_time(tile, k, warps, format)
+    whole = k <= warps * steps * format.step
+    return Walk(format, warps, chains_of(tile, steps, format, INSTRUCTION_COLUMNS if whole else 2), steps)
+
+
+def chains_of(tile: int, steps: int, format: Format, most: int) -> int:
+    """Sums of a warp: best as many as an instruction has columns, since a lone vector is cut among them.
+
+    most: few where K is more than one tile, since the next one waits in registers too.
+    """
+    return min(most, steps * format.units) if tile == 16 else 1
 
 
 def steps_at_a_time(tile: int, k: int, warps: int, format: Format) -> int:
@@ -196,11 +214,14 @@ def linear(graph: Graph, launch: Launch) -> Selection:
         "gemv.py.j2",
         f"y [B, {n}] = x [B, {k}] times weight [{n}, {k}].",
         grid=(-(-n // tile), 1, 1),
-        blocks={"epilogue": "store", "rounded": rounded, "held": is_held(blocks, shape, constants), **blocks},
+        blocks={
+            "epilogue": "store", "rounded": rounded, "held": is_held(blocks, shape, constants), "lone": False, **blocks,
+        },
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers,
-    )
+        one_row={"lone": shape.cuts},
+    )  # fmt: skip
 
 
 def gate_up(graph: Graph, launch: Launch) -> Selection:
@@ -219,12 +240,13 @@ def gate_up(graph: Graph, launch: Launch) -> Selection:
         f"act [B, {n // 2}] = silu(gate) * up, both rows of weight [{n}, {k}] times x [B, {k}].",
         grid=(-(-n // tile), 1, 1),
         blocks={
-            "epilogue": "silu_mul", "rounded": is_rounded(graph, op), "held": False,
+            "epilogue": "silu_mul", "rounded": is_rounded(graph, op), "held": False, "lone": False,
             **weight_blocks(graph, launch, op),
         },
         constants=shape.constants(n, k, tile),
         num_warps=shape.warps,
         max_registers=registers,
+        one_row={"lone": shape.cuts},
     )  # fmt: skip
 
 
@@ -255,11 +277,12 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         grid=(heads * parts, 1, 1),
         blocks={
             "epilogue": "heads", "rotate": rotate, "windowed": windowed, "columns": columns,
-            "held": is_held(blocks, shape, constants), **blocks,
+            "held": is_held(blocks, shape, constants), "lone": False, **blocks,
         },
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers,
+        one_row={"lone": shape.cuts},
     )  # fmt: skip
 
 

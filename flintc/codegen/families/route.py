@@ -20,8 +20,9 @@ def route(graph: Graph, launch: Launch) -> Selection:
     assert isinstance(experts, int) and isinstance(width, int)
     tile = power_of_two(launch.tile or TILE)
     programs = -(-experts // tile)
+    warps = min(8, max(1, power_of_two(width * tile) // WARP_WEIGHTS))
     constants: dict[str, int | float | bool] = {
-        "EXPERTS": experts, "WIDTH": width, "BLOCK": power_of_two(width), "TILE": tile,
+        "EXPERTS": experts, "WIDTH": width, "BLOCK": power_of_two(width), "TILE": tile, "WARPS": warps,
     }  # fmt: skip
     sig = Signature(graph, launch)
     for add in adds:
@@ -52,7 +53,8 @@ def route(graph: Graph, launch: Launch) -> Selection:
             "prefetch": launch.dependent is not None and op.inputs[1] in launch.dependent.prefetch,
         },
         constants=constants,
-        num_warps=min(8, max(1, power_of_two(width * tile) // WARP_WEIGHTS)),
+        num_warps=warps,
+        apart=bool(topks),
     )  # fmt: skip
 
 

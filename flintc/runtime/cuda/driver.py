@@ -7,6 +7,7 @@ makes dependent launch possible, so launches go through ``cuLaunchKernelEx``.
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,13 +52,45 @@ class LoadedKernel:
     shared_bytes: int
     waits: bool
     extra_pointers: int
+    room: Room
+    apart: bool
 
-    @property
-    def resident(self) -> int:
-        """Programs of the kernel that fit a multiprocessor at once, by registers, shared memory and warps."""
-        driver = load_driver()
-        threads = 32 * self.num_warps
-        return int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, self.shared_bytes)))
+    def shared_of(self, programs: int) -> int:
+        """Dynamic shared memory of a launch of so many programs, in bytes: so much that they lie apart, if they are to.
+
+        Of a launch that starts while another one still runs, programs would otherwise pile up where that one ends
+        first, and those that share a multiprocessor end last.
+        """
+        apart = self.apart and programs <= self.room.multiprocessors
+        return max(self.shared_bytes, self.room.alone if apart else 0)
+
+    def resident(self, programs: int) -> int:
+        """Of a launch of so many, how many fit a multiprocessor at once, by registers, shared memory and warps."""
+        driver, threads, shared = load_driver(), 32 * self.num_warps, self.shared_of(programs)
+        return int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared)))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A GPU as programs fill it. alone: bytes of dynamic shared memory of which no two fit a multiprocessor.
+
+    It is half of what one has: the driver takes a KiB for each program besides.
+    """
+
+    multiprocessors: int
+    alone: int
+
+
+def room_of_device() -> Room:
+    """That of the current CUDA context's GPU."""
+    driver = load_driver()
+    device = check(driver.cuCtxGetDevice())
+
+    def figure(name: str) -> int:
+        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(driver.cuDeviceGetAttribute(attribute, device)))
+
+    return Room(figure("MULTIPROCESSOR_COUNT"), figure("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") // 2)
 
 
 def load_kernel(kernel: Kernel, compiled: CompiledKernel) -> LoadedKernel:
@@ -65,18 +98,18 @@ def load_kernel(kernel: Kernel, compiled: CompiledKernel) -> LoadedKernel:
     driver = load_driver()
     module = check(driver.cuModuleLoadData(compiled.cubin))
     function = check(driver.cuModuleGetFunction(module, compiled.entry.encode()))
-    if compiled.shared_bytes > _DEFAULT_SHARED_BYTES:
+    room = room_of_device()
+    most = max(compiled.shared_bytes, room.alone if kernel.apart else 0)
+    if most > _DEFAULT_SHARED_BYTES:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(driver.cuFuncSetAttribute(function, attribute, compiled.shared_bytes))
+        check(driver.cuFuncSetAttribute(function, attribute, most))
     loaded = LoadedKernel(
         kernel.name, function, module, compiled.num_warps, compiled.shared_bytes, kernel.waits,
-        len(compiled.params) - len(kernel.params),
+        len(compiled.params) - len(kernel.params), room, kernel.apart,
     )  # fmt: skip
     weakref.finalize(loaded, driver.cuModuleUnload, module).atexit = False  # at exit the context may be gone
     if waiting := int(kernel.constants.get("WAITING", 0)):
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        multiprocessors = int(check(driver.cuDeviceGetAttribute(attribute, check(driver.cuCtxGetDevice()))))
-        check_room(kernel.name, waiting, loaded.resident * multiprocessors)
+        check_room(kernel.name, waiting, loaded.resident(room.multiprocessors + 1) * room.multiprocessors)
     return loaded
 
 
@@ -119,7 +152,7 @@ class PreparedLaunch:
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = 32 * kernel.num_warps, 1, 1
-        config.sharedMemBytes = kernel.shared_bytes
+        config.sharedMemBytes = kernel.shared_of(math.prod(grid))
         attributes = []
         if kernel.waits and dependent:
             attribute = driver.CUlaunchAttribute()

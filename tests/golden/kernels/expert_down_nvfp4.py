@@ -6,7 +6,7 @@ Ops:
   linear: FP32 accumulate, tensor scale on the accumulator, then `out`
   sum: bf16(a + b)
 
-Bound: N=2048, K=512, TILE=16, SPLIT=8, CHAINS=4, STEPS=4, EVEN=True, RANKS=6, COLUMNS=8, BLOCKED=True, MIXED=False,
+Bound: N=2048, K=512, TILE=16, SPLIT=8, CHAINS=8, STEPS=4, EVEN=True, RANKS=6, COLUMNS=8, BLOCKED=True, MIXED=False,
   SHARED_K=1024
 """
 
@@ -20,6 +20,12 @@ SUM_UNIT: tl.constexpr = tl.constexpr(128.0)
 INTERPRET: tl.constexpr = tl.constexpr(False)
 
 
+UNITS: tl.constexpr = tl.constexpr(1 << 40)
+
+
+WHOLE: tl.constexpr = tl.constexpr(3 << 51)
+
+
 @triton.jit
 def dot_bf16(a, b, acc):
     """acc + a @ b for BF16 a and b (two- or three-dimensional), FP32 accumulate."""
@@ -27,6 +33,39 @@ def dot_bf16(a, b, acc):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
     else:
         return tl.dot(a, b, acc)
+
+
+@triton.jit
+def load_slices(
+    x_ptr,
+    width,
+    CHAINS: tl.constexpr,
+    STEPS: tl.constexpr,
+    UNITS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Each warp's BF16 vector as the operand of all its sums: [CHAINS * SPLIT, STEPS * UNITS * 32 / CHAINS, 8].
+
+    x_ptr: where the warps' parts begin, [SPLIT]. width: columns from there on that are the vector's, zeros follow; of
+    WHOLE ones, zero or all. STRIDE: columns from one step of a warp to its next. UNITS of a step: 1 beside BF16
+    weights, 4 beside NVFP4 ones.
+    """
+    SPLIT: tl.constexpr = x_ptr.shape[0]
+    EACH: tl.constexpr = STEPS * UNITS // CHAINS
+    each = tl.arange(0, EACH)[:, None, None, None, None]
+    of_slice = tl.arange(0, 8)[None, None, :, None, None] % CHAINS
+    unit = each * CHAINS + of_slice if UNITS == 1 else of_slice * EACH + each
+    lane = tl.arange(0, 4)[None, None, None, :, None]
+    column = unit // UNITS * STRIDE + lane * UNITS * 8 + unit % UNITS * 8
+    column += tl.arange(0, 8)[None, None, None, None, :]
+    width = width[None, :, None, None, None]
+    x = tl.load(x_ptr[None, :, None, None, None] + column, mask=width > (0 if WHOLE else column), other=0.0)
+    # Axes: unit, split, slice, lane of four, then eight columns as the instructions take them.
+    x = tl.reshape(x, (EACH, SPLIT, 8, 4, 2, 2, 2))
+    x = tl.permute(x, (1, 0, 4, 5, 3, 6, 2)) if UNITS == 1 else tl.permute(x, (1, 0, 5, 3, 4, 6, 2))
+    x = tl.reshape(x, (1, SPLIT, EACH * 32, 8))
+    return tl.reshape(tl.broadcast_to(x, (CHAINS, SPLIT, EACH * 32, 8)), (CHAINS * SPLIT, EACH * 32, 8))
 
 
 @triton.jit
@@ -74,57 +113,15 @@ def own_packed(
 
 
 @triton.jit
-def own_vectors_of_words(x_ptr, width, place, k, COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STEPS: tl.constexpr):
-    """The same beside NVFP4 weights: [CHAINS * SPLIT, STEPS * 128 / CHAINS, COLUMNS]."""
-    SPLIT: tl.constexpr = x_ptr.shape[0]
-    step = tl.arange(0, STEPS)[:, None, None, None, None, None]
-    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None, None]
-    word = tl.arange(0, 4)[None, None, :, None, None, None]
-    lane = tl.arange(0, 32)[None, None, None, None, :, None]
-    each = tl.arange(0, 8)[None, None, None, None, None, :]
-    column = k + (step * 4 + lane % 4) * 32 + word * 8 + each
-    live = eight * 8 + lane // 4 == place[None, None, None, :, None, None]
-    live = live & (column < width[None, None, None, :, None, None])
-    at = x_ptr[None, None, None, :, None, None] + lane % 4 * 32
-    # Every column of eight has pointers, so that a mask has its axis to cut along.
-    x = tl.load(at + (k + step * 128 + word * 8 + each + eight * 0), mask=live, other=0.0)
-    # Axes: step, eight, chain, its words, split, vector of eight, lane of four, instruction, half of K, pair.
-    x = tl.reshape(x, (STEPS, COLUMNS // 8, CHAINS, 4 // CHAINS, SPLIT, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (2, 4, 0, 3, 8, 6, 7, 9, 1, 5))
-    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 128 // CHAINS, COLUMNS))
+def joined_values(c0, c1, c2, c3, c4, c5, c6, c7):
+    """The values of a tile's words in one tensor: [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
 
-
-@triton.jit
-def hold_above(c0, c1, c2, c3, c4, c5, c6, c7):
-    """Keep the assembler from moving what computes these values of :func:`word_values` below what follows.
-
-    It sinks arithmetic towards its use, past a wait that the arithmetic would have filled. So the values decide here
-    about a fence, which it may not move, and which no values ever run: their lowest bits are zero, since the product of
-    a code (two significant bits) and a scale (four) has six of the eight that BF16 keeps.
+    The last axes are those of a word's eight codes: half of an instruction's K, instruction, pair; the instruction
+    changes least often along the columns, then the half.
     """
-    if not INTERPRET:
-        tl.inline_asm_elementwise(
-            """{
-                .reg .pred odd;
-                .reg .b32 a, b;
-                mov.b32 a, {$1, $2};
-                mov.b32 b, {$3, $4};
-                or.b32 a, a, b;
-                mov.b32 b, {$5, $6};
-                or.b32 a, a, b;
-                mov.b32 b, {$7, $8};
-                or.b32 a, a, b;
-                and.b32 a, a, 0x00010001;
-                setp.ne.u32 odd, a, 0;
-                @odd membar.cta;
-                mov.u32 $0, 0;
-            }""",
-            "=r,h,h,h,h,h,h,h,h",
-            [c0, c1, c2, c3, c4, c5, c6, c7],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    evens = tl.join(tl.join(c0, c2), tl.join(c4, c6))
+    odds = tl.join(tl.join(c1, c3), tl.join(c5, c7))
+    return tl.join(evens, odds)
 
 
 @triton.jit
@@ -217,35 +214,41 @@ def word_values(words, scales):
 
 
 @triton.jit
-def dequantise(codes, scales, HELD: tl.constexpr = False):
-    """A tile as loaded -> code * block scale / SUM_UNIT, exact: BF16 [STEPS, ROWS / 8, SPLIT, 32, 4, 2, 2, 2].
-
-    The last axes are those of a word's eight codes: half of an instruction's K, instruction, pair; the instruction
-    changes least often along the columns, then the half. FP32 in the interpreter.
-    HELD: above a wait that follows.
-    """
+def tile_values(codes, scales):
+    """The eight values of each word of a tile as loaded, by column, as :func:`word_values` gives them."""
     pairs: tl.constexpr = (codes.shape[0], codes.shape[1], codes.shape[2], 32, 2, 2)
     low, high = scale_values(scales)
     scale = tl.reshape(tl.broadcast_to(tl.join(low, high)[:, :, :, :, :, None], pairs), codes.shape)
-    c0, c1, c2, c3, c4, c5, c6, c7 = word_values(codes, scale)
-    if HELD:
-        hold_above(c0, c1, c2, c3, c4, c5, c6, c7)
-    evens = tl.join(tl.join(c0, c2), tl.join(c4, c6))
-    odds = tl.join(tl.join(c1, c3), tl.join(c5, c7))
-    return tl.join(evens, odds)
+    return word_values(codes, scale)
 
 
 @triton.jit
-def packed_operand(tile, CHAINS: tl.constexpr, HELD: tl.constexpr = False):
-    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]; HELD: see :func:`dequantise`."""
+def dequantise(codes, scales):
+    """A tile as loaded -> code * block scale / SUM_UNIT, exact, as :func:`joined_values`: BF16, interpreted FP32."""
+    c0, c1, c2, c3, c4, c5, c6, c7 = tile_values(codes, scales)
+    return joined_values(c0, c1, c2, c3, c4, c5, c6, c7)
+
+
+@triton.jit
+def operand_of_values(values, CHAINS: tl.constexpr):
+    """Values of a tile, as of :func:`joined_values`, as an operand: a chain has consecutive words."""
+    STEPS: tl.constexpr = values.shape[0]
+    GROUPS: tl.constexpr = values.shape[1]
+    SPLIT: tl.constexpr = values.shape[2]
+    # Whole steps, or a part of one.
+    SETS: tl.constexpr = CHAINS if CHAINS < STEPS else STEPS
+    PARTS: tl.constexpr = CHAINS // SETS
+    # Axes: set, step of it, group, split, row of eight, lane of four, part, word of it, half of K, instruction, pair.
+    values = tl.reshape(values, (SETS, STEPS // SETS, GROUPS, SPLIT, 8, 4, PARTS, 4 // PARTS, 2, 2, 2))
+    values = tl.permute(values, (0, 6, 3, 2, 4, 1, 7, 8, 5, 9, 10))
+    return tl.reshape(values, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
+
+
+@triton.jit
+def packed_operand(tile, CHAINS: tl.constexpr):
+    """A tile as loaded -> the operand [CHAINS * SPLIT, ROWS, STEPS * 128 / CHAINS]."""
     codes, scales = tile
-    STEPS: tl.constexpr = codes.shape[0]
-    GROUPS: tl.constexpr = codes.shape[1]
-    SPLIT: tl.constexpr = codes.shape[2]
-    # Axes: step, group, split, row of eight, lane of four, chain, its words, half of K, instruction, pair.
-    weights = tl.reshape(dequantise(codes, scales, HELD), (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 4 // CHAINS, 2, 2, 2))
-    weights = tl.permute(weights, (5, 2, 1, 3, 0, 6, 7, 4, 8, 9))
-    return tl.reshape(weights, (CHAINS * SPLIT, GROUPS * 8, STEPS * 128 // CHAINS))
+    return operand_of_values(dequantise(codes, scales), CHAINS)
 
 
 @triton.jit
@@ -258,7 +261,6 @@ def accumulate_own_packed(
     rows,
     span,
     x_ptr,
-    place,
     K: tl.constexpr,
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
@@ -268,7 +270,7 @@ def accumulate_own_packed(
     """The same of NVFP4 rows, in SUM_UNIT and without the rows' scales."""
     CHAINS: tl.constexpr = acc.shape[0] // x_ptr.shape[0]
     for k in tl.static_range(0, K, STEPS * 128):
-        x = own_vectors_of_words(x_ptr, span[1], place, k, acc.shape[2], CHAINS, STEPS)
+        x = load_slices(x_ptr + k, span[1] - k, CHAINS, STEPS, 4, 128, EVEN)
         weights = packed_operand(tile, CHAINS)
         if k + STEPS * 128 < K:
             ahead = k + STEPS * 128
@@ -340,6 +342,20 @@ def row_groups(TILE: tl.constexpr):
 
 
 @triton.jit
+def sum_slices(acc, SPLIT: tl.constexpr):
+    """What each warp has found of a lone vector, from its sums [CHAINS * SPLIT, ROWS, 8]: [SPLIT, ROWS, 1].
+
+    They are added in the order of :func:`sum_chains`, which adds those of several vectors.
+    """
+    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
+    own = tl.arange(0, CHAINS)[:, None, None, None] == tl.arange(0, 8)[None, None, None, :]
+    acc = tl.reshape(acc, (CHAINS, SPLIT, acc.shape[1], 8))
+    sums = tl.sum(tl.where(own, acc, 0.0), 0)
+    sums = tl.reshape(sums, (SPLIT, acc.shape[2], 2, 2, 2))
+    return tl.sum(tl.sum(tl.sum(sums, 4), 2), 2)[:, :, None]
+
+
+@triton.jit
 def add_neighbours(x):
     """Neighbours along the last of three axes added: half as many."""
     even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
@@ -366,8 +382,19 @@ def add_all(x):
 
 @triton.jit
 def sum_chains(acc, SPLIT: tl.constexpr):
-    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread."""
-    return tl.sum(tl.reshape(acc, (acc.shape[0] // SPLIT, SPLIT, acc.shape[1], acc.shape[2])), 0)
+    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread.
+
+    Of chains 4a + 2b + c those that differ in c first, then in a, then in b.
+    """
+    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
+    if CHAINS == 8:
+        acc = tl.reshape(acc, (2, 2, 2, SPLIT, acc.shape[1], acc.shape[2]))
+        acc = tl.sum(tl.sum(acc, 2), 0)
+    elif CHAINS == 4:
+        acc = tl.sum(tl.reshape(acc, (2, 2, SPLIT, acc.shape[1], acc.shape[2])), 1)
+    elif CHAINS < 4:
+        acc = tl.reshape(acc, (CHAINS, SPLIT, acc.shape[1], acc.shape[2]))
+    return tl.sum(acc, 0)
 
 
 @triton.jit
@@ -442,7 +469,6 @@ def expert_down_2048x512_nvfp4_shared(
     codes, scales = codes.to(tl.pointer_type(tl.int32)), scales.to(tl.pointer_type(tl.int16))
     span = stride, width, tl.where(routed, 0, part), routed == BLOCKED
     tile = own_packed(codes, scales, groups, rows, span, 0, STEPS, EVEN, BLOCKED, MIXED)
-    # A column is a product.
     column = tl.arange(0, COLUMNS)[None, :]
     mix = tl.load(mix_ptr + vector * RANKS + column, mask=column < RANKS, other=0.0)
     expert = tl.load(ids_ptr + vector * RANKS + column, mask=column < RANKS, other=0).to(tl.int64)
@@ -450,8 +476,10 @@ def expert_down_2048x512_nvfp4_shared(
     scale = tl.where(column < RANKS, scale, shared_scale_ptr)
     known = (row < N)[:, None] & (column < RANKS + 1)
     scale = tl.load(scale + row[:, None], mask=known, other=0.0) * SUM_UNIT
-    acc = tl.zeros((CHAINS * SPLIT, TILE, COLUMNS), tl.float32)
-    acc = accumulate_own_packed(acc, tile, codes, scales, groups, rows, span, x, place, K, STEPS, EVEN, BLOCKED, MIXED)
+    acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
+    acc = accumulate_own_packed(acc, tile, codes, scales, groups, rows, span, x, K, STEPS, EVEN, BLOCKED, MIXED)
+    # A column is a product.
+    acc = tl.where(column[None, :, :] == place[:, None, None], sum_slices(acc, SPLIT), 0.0)
     y = sum_warps(acc, SPLIT)
     y *= scale
     y = round_bf16(y).to(tl.float32)

@@ -6,7 +6,7 @@ Ops:
   linear: FP32 accumulate, tensor scale on the accumulator, then `out`
   silu_mul: bf16(silu(g) * u), FP32 inside
 
-Bound: N=1024, K=2048, TILE=16, SPLIT=8, CHAINS=2, STEPS=8, EVEN=True, RANKS=6, SHARED_WIDTH=1024, SHARED_SLOTS=2,
+Bound: N=1024, K=2048, TILE=16, SPLIT=8, CHAINS=8, STEPS=8, EVEN=True, RANKS=6, SHARED_WIDTH=1024, SHARED_SLOTS=2,
   SHARED_EVEN=True
 """
 
@@ -15,6 +15,12 @@ import triton.language as tl
 
 
 INTERPRET: tl.constexpr = tl.constexpr(False)
+
+
+UNITS: tl.constexpr = tl.constexpr(1 << 40)
+
+
+WHOLE: tl.constexpr = tl.constexpr(3 << 51)
 
 
 @triton.jit
@@ -27,12 +33,60 @@ def dot_bf16(a, b, acc):
 
 
 @triton.jit
+def load_slices(
+    x_ptr,
+    width,
+    CHAINS: tl.constexpr,
+    STEPS: tl.constexpr,
+    UNITS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Each warp's BF16 vector as the operand of all its sums: [CHAINS * SPLIT, STEPS * UNITS * 32 / CHAINS, 8].
+
+    x_ptr: where the warps' parts begin, [SPLIT]. width: columns from there on that are the vector's, zeros follow; of
+    WHOLE ones, zero or all. STRIDE: columns from one step of a warp to its next. UNITS of a step: 1 beside BF16
+    weights, 4 beside NVFP4 ones.
+    """
+    SPLIT: tl.constexpr = x_ptr.shape[0]
+    EACH: tl.constexpr = STEPS * UNITS // CHAINS
+    each = tl.arange(0, EACH)[:, None, None, None, None]
+    of_slice = tl.arange(0, 8)[None, None, :, None, None] % CHAINS
+    unit = each * CHAINS + of_slice if UNITS == 1 else of_slice * EACH + each
+    lane = tl.arange(0, 4)[None, None, None, :, None]
+    column = unit // UNITS * STRIDE + lane * UNITS * 8 + unit % UNITS * 8
+    column += tl.arange(0, 8)[None, None, None, None, :]
+    width = width[None, :, None, None, None]
+    x = tl.load(x_ptr[None, :, None, None, None] + column, mask=width > (0 if WHOLE else column), other=0.0)
+    # Axes: unit, split, slice, lane of four, then eight columns as the instructions take them.
+    x = tl.reshape(x, (EACH, SPLIT, 8, 4, 2, 2, 2))
+    x = tl.permute(x, (1, 0, 4, 5, 3, 6, 2)) if UNITS == 1 else tl.permute(x, (1, 0, 5, 3, 4, 6, 2))
+    x = tl.reshape(x, (1, SPLIT, EACH * 32, 8))
+    return tl.reshape(tl.broadcast_to(x, (CHAINS, SPLIT, EACH * 32, 8)), (CHAINS * SPLIT, EACH * 32, 8))
+
+
+@triton.jit
+def load_shared_slices(
+    x_ptr,
+    k,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHAINS: tl.constexpr,
+    STEPS: tl.constexpr,
+    UNITS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """The same of one vector [K] at ``x_ptr`` from column ``k`` on, whose steps the SPLIT warps take in turn."""
+    begin = k + tl.arange(0, SPLIT) * UNITS * 32
+    return load_slices(x_ptr + begin, K - begin, CHAINS, STEPS, UNITS, SPLIT * UNITS * 32, EVEN)
+
+
+@triton.jit
 def load_vectors(
     x_ptr,
     count,
     k,
     K: tl.constexpr,
-    COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
     CHAINS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -40,22 +94,21 @@ def load_vectors(
 ):
     """Part of the BF16 vectors [``count``, K] at ``x_ptr``, from column ``k`` of K on, as the other operand.
 
-    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, COLUMNS]: a vector in each column, zeros in those left.
+    It is [CHAINS * SPLIT, STEPS * 32 / CHAINS, 8]: a vector in each column, zeros in those left.
     """
-    step = tl.arange(0, STEPS)[:, None, None, None, None]
-    eight = tl.arange(0, COLUMNS // 8)[None, :, None, None, None]
-    split = tl.arange(0, SPLIT)[None, None, :, None, None]
-    lane = tl.arange(0, 32)[None, None, None, :, None]
-    vector = eight * 8 + lane // 4
-    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    step = tl.arange(0, STEPS)[:, None, None, None]
+    split = tl.arange(0, SPLIT)[None, :, None, None]
+    lane = tl.arange(0, 32)[None, None, :, None]
+    vector = lane // 4
+    column = k + (step * SPLIT + split) * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, :]
     live = vector < count
     if not EVEN:
         live = live & (column < K)
     x = tl.load(x_ptr + vector * K + column, mask=live, other=0.0)
-    # Axes: step, eight, split, vector of eight, lane of four, chain, its instructions, half of K, pair.
-    x = tl.reshape(x, (STEPS, COLUMNS // 8, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
-    x = tl.permute(x, (5, 2, 0, 6, 7, 4, 8, 1, 3))
-    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, COLUMNS))
+    # Axes: steps of a chain, chain, split, vector, lane of four, instruction, half of K, pair.
+    x = tl.reshape(x, (STEPS // CHAINS, CHAINS, SPLIT, 8, 4, 2, 2, 2))
+    x = tl.permute(x, (1, 2, 0, 5, 6, 4, 7, 3))
+    return tl.reshape(x, (CHAINS * SPLIT, STEPS * 32 // CHAINS, 8))
 
 
 @triton.jit
@@ -81,9 +134,9 @@ def weight_operand(tile, CHAINS: tl.constexpr):
     STEPS: tl.constexpr = tile.shape[0]
     GROUPS: tl.constexpr = tile.shape[1]
     SPLIT: tl.constexpr = tile.shape[2]
-    # Axes: step, group, split, row of eight, lane of four, chain, its instructions, half of K, pair.
-    tile = tl.reshape(tile, (STEPS, GROUPS, SPLIT, 8, 4, CHAINS, 2 // CHAINS, 2, 2))
-    tile = tl.permute(tile, (5, 2, 1, 3, 0, 6, 7, 4, 8))
+    # Axes: steps of a chain, chain, group, split, row of eight, lane of four, instruction, half of K, pair.
+    tile = tl.reshape(tile, (STEPS // CHAINS, CHAINS, GROUPS, SPLIT, 8, 4, 2, 2, 2))
+    tile = tl.permute(tile, (1, 3, 2, 4, 0, 6, 7, 5, 8))
     return tl.reshape(tile, (CHAINS * SPLIT, GROUPS * 8, STEPS * 32 // CHAINS))
 
 
@@ -101,26 +154,23 @@ def accumulate(
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """acc + weight rows x vectors over all of K: FP32 [CHAINS * SPLIT, ROWS, COLUMNS], its first axis not yet summed.
+    """acc + weight rows x vectors over all of K: FP32 [CHAINS * SPLIT, ROWS, 8], its first axis not yet summed.
 
     ``tile`` is the first tile of the rows, loaded by the caller; each further one is loaded a tile ahead.
+    count: of vectors; None is one whose slices are the columns, see :mod:`slices`.
     """
     CHAINS: tl.constexpr = acc.shape[0] // SPLIT
     for k in tl.static_range(0, K, SPLIT * STEPS * 32):
-        x = load_vectors(x_ptr, count, k, K, acc.shape[2], SPLIT, CHAINS, STEPS, EVEN)
+        if count is None:
+            x = load_shared_slices(x_ptr, k, K, SPLIT, CHAINS, STEPS, 1, EVEN)
+        else:
+            x = load_vectors(x_ptr, count, k, K, SPLIT, CHAINS, STEPS, EVEN)
         weights = weight_operand(tile, CHAINS)
         ahead = k + SPLIT * STEPS * 32
         if ahead < K:
             tile = load_weights(rows_ptr, groups, rows, ahead, K, SPLIT, STEPS, EVEN)
         acc = dot_bf16(weights, x, acc)
     return acc
-
-
-@triton.jit
-def first_column(acc):
-    """The first column of sums [SUMS, ROWS, COLUMNS], as [SUMS, ROWS, 1]."""
-    first = tl.arange(0, acc.shape[2])[None, None, :] == 0
-    return tl.sum(tl.where(first, acc, 0.0), 2, keep_dims=True)
 
 
 @triton.jit
@@ -185,8 +235,19 @@ def add_all(x):
 
 @triton.jit
 def sum_chains(acc, SPLIT: tl.constexpr):
-    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread."""
-    return tl.sum(tl.reshape(acc, (acc.shape[0] // SPLIT, SPLIT, acc.shape[1], acc.shape[2])), 0)
+    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread.
+
+    Of chains 4a + 2b + c those that differ in c first, then in a, then in b.
+    """
+    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
+    if CHAINS == 8:
+        acc = tl.reshape(acc, (2, 2, 2, SPLIT, acc.shape[1], acc.shape[2]))
+        acc = tl.sum(tl.sum(acc, 2), 0)
+    elif CHAINS == 4:
+        acc = tl.sum(tl.reshape(acc, (2, 2, SPLIT, acc.shape[1], acc.shape[2])), 1)
+    elif CHAINS < 4:
+        acc = tl.reshape(acc, (CHAINS, SPLIT, acc.shape[1], acc.shape[2]))
+    return tl.sum(acc, 0)
 
 
 @triton.jit
@@ -199,6 +260,20 @@ def sum_pairs(acc, SPLIT: tl.constexpr):
     both = add_all(tl.reshape(shares, (ROWS // 2 * COLUMNS, 2, SPLIT)))
     gate, up = tl.split(tl.reshape(both, (ROWS // 2, COLUMNS, 2)))
     return gate, up
+
+
+@triton.jit
+def sum_slices(acc, SPLIT: tl.constexpr):
+    """What each warp has found of a lone vector, from its sums [CHAINS * SPLIT, ROWS, 8]: [SPLIT, ROWS, 1].
+
+    They are added in the order of :func:`sum_chains`, which adds those of several vectors.
+    """
+    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
+    own = tl.arange(0, CHAINS)[:, None, None, None] == tl.arange(0, 8)[None, None, None, :]
+    acc = tl.reshape(acc, (CHAINS, SPLIT, acc.shape[1], 8))
+    sums = tl.sum(tl.where(own, acc, 0.0), 0)
+    sums = tl.reshape(sums, (SPLIT, acc.shape[2], 2, 2, 2))
+    return tl.sum(tl.sum(tl.sum(sums, 4), 2), 2)[:, :, None]
 
 
 @triton.jit
@@ -245,12 +320,12 @@ def expert_gate_up_1024x2048_shared(
         tile = load_weights(shared_rows, groups, rows, 0, K, SPLIT, STEPS, SHARED_EVEN)
         wait_for_producers()
         acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
-        acc = accumulate(acc, tile, shared_rows, groups, rows, x_ptr, B, K, SPLIT, STEPS, SHARED_EVEN)
-        gate, up = sum_pairs(acc, SPLIT)
+        acc = accumulate(acc, tile, shared_rows, groups, rows, x_ptr, None, K, SPLIT, STEPS, SHARED_EVEN)
+        gate, up = sum_pairs(sum_slices(acc, SPLIT), SPLIT)
         # Gate and up are outputs of a BF16 op: rounded before they meet.
         gate, up = round_bf16(gate), round_bf16(up)
         row = first + tl.arange(0, TILE // 2)[:, None]
-        column = tl.arange(0, 8)[None, :]
+        column = tl.arange(0, 1)[None, :]
         at = column * SHARED_WIDTH + row
         tl.store(shared_act_ptr + at, silu_mul(gate, up), mask=(row < SHARED_WIDTH) & (column < B))
         return
@@ -268,9 +343,8 @@ def expert_gate_up_1024x2048_shared(
         return
     weight_rows = weight_ptr + (expert * N + first) * K
     tile = load_weights(weight_rows, groups, rows, 0, K, SPLIT, STEPS, EVEN)
-    # One vector of the eight that an instruction multiplies.
     x = x_ptr + vector * K
     acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
-    acc = accumulate(acc, tile, weight_rows, groups, rows, x, 1, K, SPLIT, STEPS, EVEN)
-    gate, up = sum_pairs(first_column(acc), SPLIT)
+    acc = accumulate(acc, tile, weight_rows, groups, rows, x, None, K, SPLIT, STEPS, EVEN)
+    gate, up = sum_pairs(sum_slices(acc, SPLIT), SPLIT)
     tl.store(act_ptr + product * (N // 2) + row[:, None], silu_mul(gate, up), mask=row[:, None] < N // 2)

@@ -6,7 +6,7 @@ Ops:
   router: FP32 weights, FP32 logits
   topk: FP32
 
-Bound: EXPERTS=256, WIDTH=2048, BLOCK=2048, TILE=4, EPS=1e-06, CHOSEN=6, SOFTMAX=False, RENORMALIZE=True
+Bound: EXPERTS=256, WIDTH=2048, BLOCK=2048, TILE=4, WARPS=4, EPS=1e-06, CHOSEN=6, SOFTMAX=False, RENORMALIZE=True
 """
 
 import triton
@@ -151,6 +151,42 @@ def round_bf16(x):
 
 
 @triton.jit
+def add_neighbours(x):
+    """Neighbours along the last of three axes added: half as many."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
+    return even + odd
+
+
+@triton.jit
+def add_all(x):
+    """Sum over the last of three axes (at most 16), as a fixed tree: [A, B, 1].
+
+    Asked to ``split`` that axis, the compiler gives each thread all of it at once, in one exchange through shared
+    memory. A reduction between warps would take three, with up to 8 lanes at a bank.
+    """
+    if x.shape[2] > 8:
+        x = add_neighbours(x)
+    if x.shape[2] > 4:
+        x = add_neighbours(x)
+    if x.shape[2] > 2:
+        x = add_neighbours(x)
+    if x.shape[2] > 1:
+        x = add_neighbours(x)
+    return x
+
+
+@triton.jit
+def sum_columns(x, WARPS: tl.constexpr):
+    """Sums of the rows of x [ROWS, COLUMNS] whose columns WARPS warps hold in turn, four to a thread: [ROWS].
+
+    Within the warps first, and between them by :func:`add_all`, in one exchange.
+    """
+    LANES: tl.constexpr = 128 if x.shape[1] >= WARPS * 128 else x.shape[1] // WARPS
+    x = tl.reshape(x, (x.shape[0], x.shape[1] // (WARPS * LANES), WARPS, LANES))
+    return tl.reshape(add_all(tl.sum(tl.sum(x, 1), 2)[:, None, :]), (x.shape[0],))
+
+
+@triton.jit
 def wait_for_producers():
     """Block until every launch before this one has finished and its stores are visible."""
     if not INTERPRET:
@@ -174,6 +210,7 @@ def route_256x2048_add(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    WARPS: tl.constexpr,
     EPS: tl.constexpr,
     CHOSEN: tl.constexpr,
     SOFTMAX: tl.constexpr,
@@ -194,7 +231,8 @@ def route_256x2048_add(
     gain = tl.load(norm_ptr + column, mask=inside, other=0.0)
     # Above: nothing that this step writes. Below: what its launches have made.
     wait_for_producers()
-    at = row * WIDTH + column
+    # Four neighbours to a thread, as it holds the weights: so what it makes of the row is where it is needed.
+    at = tl.max_contiguous(row * WIDTH + column, 4)
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     x += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
     # Every program norms the row for itself; the norm reads the unrounded sum.
@@ -202,7 +240,7 @@ def route_256x2048_add(
     if tl.program_id(0) == 0:
         tl.store(residual_out_ptr + at, round_bf16(x), mask=inside)
         tl.store(h_ptr + at, h, mask=inside)
-    logits = tl.sum(weights * h.to(tl.float32)[None, :], 1)
+    logits = sum_columns(weights * h.to(tl.float32)[None, :], WARPS)
     tl.store(logits_ptr + row * EXPERTS + expert, logits, mask=expert < EXPERTS)
     # The last program of the row finds all its logits.
     if arrive_last(arrivals_ptr + row, tl.num_programs(0)):
