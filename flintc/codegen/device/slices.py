@@ -8,7 +8,7 @@ lane loads a CHAINS-th of its warp's part, an eighth at best, and hands the same
 
 A slice is made of *units*, a lane's 16 bytes of x: a step of BF16 weights is one, one of NVFP4 weights four. They are
 shared out as several vectors' are, so that a row's bits do not depend on the batch: BF16 ones in turn, see
-:func:`weight_operand`, NVFP4 ones in consecutive runs, see :func:`packed_operand`.
+:func:`weight_operand`, NVFP4 ones in consecutive runs, see :func:`operand_of_values`.
 """
 
 import triton
