@@ -45,8 +45,8 @@ def _keep(kernels: KernelTable, graph: Graph, launch: Launch) -> tuple[str, Sele
     another order of its wait, loads and trigger serves those.
     """
     alone = replace(launch, dependent=launch.dependent and launch.dependent.of_one_row)
-    selection = select(graph, alone).of_one_row
-    several = select(graph, launch)
+    found = select(graph, alone)
+    selection, several = found.of_one_row, found if alone == launch else select(graph, launch)
     if several.several_registers is not None:
         several = replace(several, max_registers=several.several_registers)
     given = [(s.params, s.args, s.grid) for s in (selection, several)]

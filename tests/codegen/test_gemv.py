@@ -62,8 +62,8 @@ def test_a_row_is_the_same_alone_and_in_a_batch(k: int, weights: DType) -> None:
     for row in (0, 3, 7):
         alone = interpret(graph, rows_of(given, graph, row), B=1)["y"]
         assert torch.equal(alone[0], together[row])
-    (launch,) = plan(graph).launches
-    one, several = (plan(graph).kernel_for(launch, rows) for rows in (1, 8))
+    planned = plan(graph)
+    one, several = (planned.kernel_for(planned.launches[0], rows) for rows in (1, 8))
     assert (one.name == several.name) == (one.constants["CHAINS"] == 1)
     assert one.constants == several.constants
 

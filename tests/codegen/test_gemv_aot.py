@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,13 +47,17 @@ def test_machine_code_at_full_size(name: str, weights: DType, cache: Path) -> No
         check_machine_code(name, compiled)
 
 
+def wide_loads(opcodes: Sequence[str]) -> int:
+    """Loads of 16 bytes a lane."""
+    return sum(opcode.startswith("LDG.E.128") for opcode in opcodes)
+
+
 def check_machine_code(name: str, compiled: CompiledKernel) -> None:
     assert compiled.spills == 0
     code = disassemble(compiled.cubin)
     assert code.local_accesses == 0
     assert code.triggers == 1 and code.waits >= 1
-    wide = sum(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
-    known = sum(opcode.startswith("LDG.E.128") for opcode in code.before_wait)
+    wide, known = wide_loads(code.opcodes), wide_loads(code.before_wait)
     assert wide >= (3 if name == "expert_linear" else 8)
     # Whose experts they are is not known above the wait; expert_down reads the shared one's beside theirs.
     assert known >= 4 if name not in ("expert_linear", "expert_down") else known == 0
@@ -66,8 +70,8 @@ def test_a_lane_loads_an_eighth_of_a_lone_vector(cache: Path) -> None:
     kernels = plan(chained(GRAPHS["o"]("nvfp4"), 16)).kernels
     for compiled in compile_kernels(kernels.values(), ["sm_90"], cache_dir=cache, jobs=1).values():
         code = disassemble(compiled.cubin)
-        wide, known = (sum(x.startswith("LDG.E.128") for x in xs) for xs in (code.opcodes, code.before_wait))
-        assert wide - known == (2 if kernels[compiled.kernel].several else 16)
+        below = wide_loads(code.opcodes) - wide_loads(code.before_wait)
+        assert below == (2 if kernels[compiled.kernel].several else 16)
 
 
 @pytest.mark.parametrize("name", ["qkv_full", "qkv_window", "o", "gate_up"])

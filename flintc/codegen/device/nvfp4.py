@@ -132,12 +132,6 @@ def low_bits(c0, c1, c2, c3, c4, c5, c6, c7):
 
 
 @triton.jit
-def either(a, b):
-    """Bits of one or the other."""
-    return a | b
-
-
-@triton.jit
 def hold_above(c0, c1, c2, c3, c4, c5, c6, c7):
     """Keep the assembler from moving what computes a tile's :func:`word_values` below what follows.
 
@@ -148,7 +142,7 @@ def hold_above(c0, c1, c2, c3, c4, c5, c6, c7):
     if not INTERPRET:
         bits = low_bits(c0, c1, c2, c3, c4, c5, c6, c7)
         # Words of a lane, groups, steps: all a thread's own.
-        bits = tl.reduce(tl.reduce(tl.reduce(bits, 4, either), 1, either), 0, either)
+        bits = tl.reduce_or(tl.reduce_or(tl.reduce_or(bits, 4), 1), 0)
         tl.inline_asm_elementwise(
             """{
                 .reg .pred odd;

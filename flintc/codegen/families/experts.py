@@ -51,7 +51,6 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
             "paired": False,
             "own": own,
             "rounded": rounded,
-            "lone": False,
             **weight_blocks(graph, launch, op),
         },
         constants=shape.constants(n, k, tile) | {"RANKS": ranks},
@@ -95,7 +94,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         grid=(tiles, slots + ranks, "B"),
         blocks={
             "shared": bool(shared), "paired": True, "own": False, "rounded": is_rounded(graph, op),
-            "shared_rounded": bool(shared) and is_rounded(graph, shared[0]), "lone": False,
+            "shared_rounded": bool(shared) and is_rounded(graph, shared[0]),
             **weight_blocks(graph, launch, shared[0] if shared else op),
         },
         constants=constants,
@@ -161,8 +160,10 @@ def _own(tile: int, k: int, format: Format, warps: int, *, ahead: bool) -> Walk:
     """
     steps = steps_at_a_time(tile, k, 1, format)
     chains = chains_of(tile, steps, format, INSTRUCTION_COLUMNS if k <= steps * format.step else 4)
-    if format is BF16:
-        steps = 2 * steps if ahead and k == 2 * steps * format.step else steps if ahead else min(steps, chains)
+    if format is BF16 and not ahead:
+        steps = min(steps, chains)
+    elif format is BF16 and k == 2 * steps * format.step:
+        steps *= 2
     return Walk(format, warps, chains, steps)
 
 

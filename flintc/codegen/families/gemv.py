@@ -173,10 +173,14 @@ def format_of(graph: Graph, op: Op) -> Format:
 
 
 def weight_blocks(graph: Graph, launch: Launch, op: Op) -> dict[str, str | bool]:
-    """Format of an op's weight, and whether it may be read above the wait."""
+    """Format of an op's weight, whether it may be read above the wait, and that it meets several vectors.
+
+    A lone one is for ``one_row`` of a selection to say.
+    """
     return {
         "nvfp4": format_of(graph, op) is NVFP4,
         "prefetch": launch.dependent is not None and op.inputs[-1] in launch.dependent.prefetch,
+        "lone": False,
     }
 
 
@@ -214,14 +218,12 @@ def linear(graph: Graph, launch: Launch) -> Selection:
         "gemv.py.j2",
         f"y [B, {n}] = x [B, {k}] times weight [{n}, {k}].",
         grid=(-(-n // tile), 1, 1),
-        blocks={
-            "epilogue": "store", "rounded": rounded, "held": is_held(blocks, shape, constants), "lone": False, **blocks,
-        },
+        blocks={"epilogue": "store", "rounded": rounded, "held": is_held(blocks, shape, constants), **blocks},
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers,
         one_row={"lone": shape.cuts},
-    )  # fmt: skip
+    )
 
 
 def gate_up(graph: Graph, launch: Launch) -> Selection:
@@ -240,7 +242,7 @@ def gate_up(graph: Graph, launch: Launch) -> Selection:
         f"act [B, {n // 2}] = silu(gate) * up, both rows of weight [{n}, {k}] times x [B, {k}].",
         grid=(-(-n // tile), 1, 1),
         blocks={
-            "epilogue": "silu_mul", "rounded": is_rounded(graph, op), "held": False, "lone": False,
+            "epilogue": "silu_mul", "rounded": is_rounded(graph, op), "held": False,
             **weight_blocks(graph, launch, op),
         },
         constants=shape.constants(n, k, tile),
@@ -277,7 +279,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         grid=(heads * parts, 1, 1),
         blocks={
             "epilogue": "heads", "rotate": rotate, "windowed": windowed, "columns": columns,
-            "held": is_held(blocks, shape, constants), "lone": False, **blocks,
+            "held": is_held(blocks, shape, constants), **blocks,
         },
         constants=constants,
         num_warps=shape.warps,
