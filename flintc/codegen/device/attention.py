@@ -170,7 +170,8 @@ def attend(
         o, m, l = see_tile(o, m, l, q, k, v, seen, SCALE)
         if ((i + 1) % tiles_of(CHUNK, TILE) == 0) | (i + 1 == end):
             o_chunk, m_chunk, l_chunk = join_warps(o, m, l)
-            store_partial(o_ptr, m_ptr, l_ptr, at + chunk, inside, o_chunk, m_chunk, l_chunk, HEAD)
+            channel = tl.arange(0, CHANNELS)
+            store_partial(o_ptr, m_ptr, l_ptr, at + chunk, inside, o_chunk, m_chunk, l_chunk, channel, HEAD)
             o, m, l = nothing_seen(WARPS, STRIP, CHANNELS, q.shape[2])
 
 
@@ -234,6 +235,15 @@ def join_warps(o, m, l):
 
 
 @triton.jit
+def join_rows(o, m, l):
+    """The same of o [WARPS, HEADS, N], m and l [WARPS, HEADS]: o [HEADS, N], m and l [HEADS]."""
+    top = tl.max(m, 0)
+    keep = tl.exp(m - top[None, :])
+    shares = add_all(tl.permute(o * keep[:, :, None], (1, 2, 0)))
+    return tl.reshape(shares, (o.shape[1], o.shape[2])), top, tl.sum(l * keep, 0)
+
+
+@triton.jit
 def tiles_of(CHUNK: tl.constexpr, TILE: tl.constexpr):
     """Tiles of a chunk: it is cut from its first position on."""
     return (CHUNK + TILE - 1) // TILE
@@ -258,9 +268,9 @@ def run_begin(program, count, active):
 
 
 @triton.jit
-def store_partial(o_ptr, m_ptr, l_ptr, at, inside, o, m, l, HEAD: tl.constexpr):
-    """Store the partials of some heads at ``at`` (int [HEADS], index of a head's split)."""
-    channel = tl.arange(0, o.shape[1])[None, :]
+def store_partial(o_ptr, m_ptr, l_ptr, at, inside, o, m, l, channel, HEAD: tl.constexpr):
+    """Store the partials of some heads at ``at`` (int [HEADS], index of a head's split); channel: of o's columns."""
+    channel = channel[None, :]
     tl.store(o_ptr + at[:, None] * HEAD + channel, o, mask=inside[:, None] & (channel < HEAD))
     tl.store(m_ptr + at, m, mask=inside)
     tl.store(l_ptr + at, l, mask=inside)

@@ -33,6 +33,9 @@ WARPS = 4
 #: Fewest columns of a matrix operand: query groups are padded to it.
 MIN_COLUMNS = 8
 
+#: Registers of a program that attends in strips: left to itself the assembler saves so many that it spills.
+STRIP_REGISTERS = 128
+
 Constants = dict[str, int | float | bool]
 Blocks = dict[str, str | bool]
 
@@ -89,8 +92,9 @@ def _runs(sig: Signature, name: str, constants: Constants, blocks: Blocks, *, ma
 def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blocks, *, merge: bool) -> Selection:
     """A partial for each chunk; merge: the last program merges those of a row."""
     window = _window(op) is not None
-    # A window's chunk of one step has no next one, and lies in shared memory once.
+    # A window's chunk of one step has no next one, and lies in shared memory once, or in none.
     stages = 1 if window and int(constants["TILE"]) >= _chunk(op) else STAGES
+    strips = window and _in_registers(constants, _count(op))
     return sig.select(
         name,
         "attention.py.j2",
@@ -98,11 +102,20 @@ def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blo
         + ("; the last program merges." if merge else "."),
         grid=_grid(constants),
         constants=constants,
-        blocks=blocks | {"windowed": window, "merge": merge, "segmented": _segmented(op)},
+        blocks=blocks | {"windowed": window, "merge": merge, "segmented": _segmented(op), "strips": strips},
         num_warps=int(constants["WARPS"]),
         num_stages=stages,
+        max_registers=STRIP_REGISTERS if strips else 0,
         apart=window and merge,
     )
+
+
+def _in_registers(constants: Constants, count: Dim) -> bool:
+    """Whether a program has one chunk, of one tile within a page, and heads that registers hold: device/strips.py."""
+    if count != constants["PROGRAMS"]:
+        return False
+    chunk, tile, page, head, group = (int(constants[name]) for name in ("CHUNK", "TILE", "PAGE", "HEAD", "GROUP"))
+    return chunk == tile and page % tile == 0 and head % 64 == 0 and group <= MIN_COLUMNS
 
 
 def _grid(constants: Constants) -> tuple[Dim, Dim, Dim]:

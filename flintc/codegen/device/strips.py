@@ -1,0 +1,124 @@
+"""Attention of a chunk that is one tile, wholly in registers: each warp scores a strip of 16 positions for 8 heads.
+
+Queries are the 16-row operand of ``m16n8k16`` (8 heads, 8 rows of zeros), keys its columns: both are loaded 16 bytes a
+lane and called by the names that the instruction expects, as in :mod:`gemv`. The scores then stand where the second
+product wants its probabilities, in whose operand a lane holds four positions: so column n of the scores is position
+4 (n % 8 / 2) + 2 (n / 8) + n % 2 of the strip. Values are loaded as 8 channels of those four positions, and packed by
+pairs of positions. Only the warps' results meet in shared memory.
+"""
+
+import triton
+import triton.language as tl
+
+from flintc.codegen.device.attention import LOWEST, join_rows, store_partial
+from flintc.codegen.device.heads import cache_at
+from flintc.codegen.device.numerics import dot_bf16, round_bf16
+
+
+@triton.jit
+def query_rows(q_ptr, first, GROUP: tl.constexpr, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """The heads first to first + GROUP - 1, BF16 [WARPS, 16, HEAD]: a copy for each warp, rows of zeros after them."""
+    STEPS: tl.constexpr = HEAD // 32
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    query = tl.arange(0, 2)[None, :, None, None, None] * 8 + lane // 4
+    channel = step * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    at = (first + query) * HEAD + channel + tl.arange(0, WARPS)[None, None, :, None, None] * 0
+    q = tl.load(q_ptr + at, mask=query < GROUP, other=0.0)
+    # Axes: step, half of the rows, warp, row of eight, lane of four, instruction, half of K, pair.
+    q = tl.reshape(q, (STEPS, 2, WARPS, 8, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(q, (2, 1, 3, 0, 5, 6, 4, 7)), (WARPS, 16, HEAD))
+
+
+@triton.jit
+def key_columns(keys_ptr, begin, oldest, newest, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """Keys of a tile of WARPS strips, BF16 [WARPS, HEAD, 16]; zeros outside oldest to newest.
+
+    keys_ptr: the tile's first key, of the position ``begin``.
+    """
+    STEPS: tl.constexpr = HEAD // 32
+    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    half = tl.arange(0, 2)[None, :, None, None, None]
+    lane = tl.arange(0, 32)[None, None, None, :, None]
+    position = tl.arange(0, WARPS)[None, None, :, None, None] * 16 + lane // 8 * 4 + half * 2 + lane // 4 % 2
+    channel = step * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
+    seen = (begin + position <= newest) & (begin + position >= oldest)
+    k = tl.load(keys_ptr + position * HEAD + channel, mask=seen, other=0.0)
+    k = tl.reshape(k, (STEPS, 2, WARPS, 8, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(k, (2, 0, 5, 6, 4, 7, 1, 3)), (WARPS, HEAD, 16))
+
+
+@triton.jit
+def value_columns(values_ptr, begin, oldest, newest, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """Values of the same tile, BF16 [WARPS, 16 positions in order, HEAD columns as of :func:`channel_of`]."""
+    half = tl.arange(0, 2)[:, None, None, None, None, None]
+    pair = tl.arange(0, 2)[None, :, None, None, None, None]
+    group = tl.arange(0, HEAD // 64)[None, None, :, None, None, None]
+    lane = tl.arange(0, 32)[None, None, None, None, :, None]
+    warp = tl.arange(0, WARPS)[None, None, None, :, None, None]
+    position = warp * 16 + lane % 4 * 4 + half * 2 + pair
+    channel = group * 64 + lane // 4 * 8 + tl.arange(0, 8)[None, None, None, None, None, :]
+    seen = (begin + position <= newest) & (begin + position >= oldest)
+    v = tl.load(values_ptr + position * HEAD + channel, mask=seen, other=0.0)
+    # Axes: half, pair, group, warp, lanes of eight, lanes of four, eight channels.
+    v = tl.permute(tl.reshape(v, (2, 2, HEAD // 64, WARPS, 8, 4, 8)), (3, 5, 0, 1, 2, 6, 4))
+    return tl.reshape(v, (WARPS, 16, HEAD))
+
+
+@triton.jit
+def channel_of(column):
+    """The channel in ``column`` of :func:`value_columns`: of every 64, eight lanes' first ones stand first."""
+    return column // 64 * 64 + column % 8 * 8 + column // 8 % 8
+
+
+@triton.jit
+def heads_of(x):
+    """Rows 0 to 7 of x [WARPS, 16, N], within each thread."""
+    rows = tl.permute(tl.reshape(x, (x.shape[0], 2, 8, x.shape[2])), (0, 2, 3, 1))
+    first, _ = tl.split(rows)
+    return first
+
+
+@triton.jit
+def attend_chunk(
+    q,
+    cache_ptr,
+    kv_head,
+    oldest,
+    newest,
+    chunk,
+    page,
+    o_ptr,
+    m_ptr,
+    l_ptr,
+    at,
+    inside,
+    SCALE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """The partial of a ``chunk`` that is one tile within ``page``; stored as :func:`attend` stores those of many.
+
+    q: of :func:`query_rows`.
+    """
+    begin = chunk * CHUNK
+    keys = cache_ptr + cache_at(page.to(tl.int64), 0, kv_head, begin, KV_HEADS, PAGE, HEAD)
+    k = key_columns(keys, begin, oldest, newest, HEAD, WARPS)
+    v = value_columns(keys + KV_HEADS * PAGE * HEAD, begin, oldest, newest, HEAD, WARPS)
+    s = heads_of(dot_bf16(q, k, tl.zeros((WARPS, 16, 16), tl.float32))) * SCALE
+    column = tl.arange(0, 16)
+    position = begin + tl.arange(0, WARPS)[:, None] * 16
+    position += (column % 8 // 2 * 4 + column // 8 * 2 + column % 2)[None, :]
+    seen = (position <= newest) & (position >= oldest)
+    s = tl.where(seen[:, None, :], s, float("-inf"))
+    m = tl.maximum(tl.max(s, 2), LOWEST)
+    p = tl.exp(s - m[:, :, None])
+    rounded = tl.permute(tl.reshape(round_bf16(p), (WARPS, 8, 2, 4, 2)), (0, 1, 3, 2, 4))
+    rounded = tl.reshape(rounded, (WARPS, 8, 16))
+    rounded = tl.permute(tl.join(rounded, tl.zeros_like(rounded)), (0, 3, 1, 2))
+    o = dot_bf16(tl.reshape(rounded, (WARPS, 16, 16)), v, tl.zeros((WARPS, 16, HEAD), tl.float32))
+    o, m, l = join_rows(heads_of(o), m, tl.sum(p, 2))
+    store_partial(o_ptr, m_ptr, l_ptr, at + chunk, inside, o, m, l, channel_of(tl.arange(0, HEAD)), HEAD)
