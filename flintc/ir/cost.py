@@ -13,7 +13,7 @@ from math import prod
 
 from flintc.ir.crossings import SPREADS
 from flintc.ir.graph import Crossing, Graph, Launch, Op
-from flintc.ir.ops import OPS
+from flintc.ir.ops import OPS, RUNS
 from flintc.ir.types import SYMBOLS, Dim, resolve
 
 #: Values of the symbols of :mod:`flintc.ir.types`, and ``context``: tokens each row attends to, itself included.
@@ -85,6 +85,7 @@ def graph_cost(graph: Graph, env: Env, launches: Iterable[Launch] | None = None)
 
 def launch_cost(graph: Graph, launch: Launch, env: Env) -> Cost:
     """Cost of one launch under ``env``; KeyError names a symbol it lacks."""
+    env = _with_runs(graph, launch, env)
     flops = {o: op_flops(graph, graph.ops[o], env) for o in launch.ops}
     return Cost(
         programs(graph, launch, env),
@@ -95,6 +96,12 @@ def launch_cost(graph: Graph, launch: Launch, env: Env) -> Cost:
     )
 
 
+def _with_runs(graph: Graph, launch: Launch, env: Env) -> Env:
+    """``env`` as ``launch`` sees it: one that makes partials and merges them makes RUNS at most."""
+    kinds = {graph.ops[o].kind for o in launch.ops}
+    return {**env, "S": min(env["S"], RUNS)} if {"attention_partial", "attention_merge"} <= kinds else env
+
+
 def programs(graph: Graph, launch: Launch, env: Env) -> int:
     """Programs that the launch needs by its tiles; a kernel may take more to split its rows or its batch further.
 
@@ -103,6 +110,7 @@ def programs(graph: Graph, launch: Launch, env: Env) -> int:
     """
     if len(launch.ops) == 1:
         return _op_programs(graph, graph.ops[launch.ops[0]], launch.tile or DEFAULT_TILE, env)
+    env = _with_runs(graph, launch, env)
     import networkx as nx
 
     links: nx.Graph[str] = nx.Graph()

@@ -233,6 +233,10 @@ def _attention(types: Types, attrs: Attrs) -> Types:
     return (_flat(*q.shape),)
 
 
+#: Most partials of a row and head over the whole context in a launch that merges them too. Kernels may make fewer.
+RUNS = 66
+
+
 def splits(window: int | None, chunk: int) -> Dim:
     """Partials a row can need: the symbol ``S`` over the whole context, a number under a window.
 

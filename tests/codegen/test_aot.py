@@ -63,6 +63,20 @@ def test_resources_agree_with_cuobjdump(compiled: Compiled) -> None:
         assert bool(disassemble(c.cubin).local_accesses) == (name == "spill")
 
 
+def test_a_budget_of_registers_gives_way_by_one_step_rather_than_spill(compiled: Compiled, cache_dir: Path) -> None:
+    """The lowest budget that does not spill has got a few registers more than it asked for; those below it spill."""
+    roomy = replace(SPILL, constants={"BLOCK": 2048})
+
+    def within(budget: int) -> CompiledKernel:
+        return compile_kernels([replace(roomy, max_registers=budget)], ["sm_90"], cache_dir=cache_dir)["spill", "sm_90"]
+
+    budget = within(0).registers // 8 * 8
+    while not within(budget - 8).spills:
+        budget -= 8
+    assert budget < within(budget).registers <= budget + 8
+    assert within(budget - 8).registers <= budget - 8
+
+
 def test_shared_memory_holds_the_operands_of_a_dot(compiled: Compiled) -> None:
     assert compiled["double", "sm_90"].shared_bytes == 0
     assert compiled["dot", "sm_90"].shared_bytes >= 64 * 64 * 2

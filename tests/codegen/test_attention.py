@@ -22,7 +22,13 @@ FULL, WINDOW = Sizes(), Sizes(window=13)
 #: A window whose chunks are attended in registers: of one warp, and of four as at Flint's sizes.
 STRIP_OF_ONE = Sizes(heads=6, kv_heads=2, head=64, page=32, chunk=16, window=40)
 STRIPS = Sizes(heads=8, kv_heads=1, head=128, page=64, chunk=64, window=130)
-KINDS = {"full": FULL, "window": WINDOW, "strip": STRIP_OF_ONE, "strips": STRIPS}
+#: The whole context in registers: runs of a tile each, and of as many tiles as Flint's at least.
+RUN_OF_STRIPS = Sizes(heads=6, kv_heads=2, head=64, page=16, chunk=16)
+RUNS_OF_STRIPS = Sizes(heads=8, kv_heads=1, head=128, page=64, chunk=256)
+KINDS = {
+    "full": FULL, "window": WINDOW,
+    "strip": STRIP_OF_ONE, "strips": STRIPS, "run": RUN_OF_STRIPS, "runs": RUNS_OF_STRIPS,
+}  # fmt: skip
 
 
 def reference(step: Rows, kind: str = "unfused") -> dict[str, Tensor]:
@@ -100,6 +106,15 @@ def test_strips_at_a_windows_edges(sizes: Sizes, position: int) -> None:
     assert "attend_chunk" in kernel.source
 
 
+@pytest.mark.parametrize("position", [0, 15, 16, 255, 256, 1100])
+@pytest.mark.parametrize("sizes", [RUN_OF_STRIPS, RUNS_OF_STRIPS], ids=["run", "runs"])
+def test_runs_of_strips_over_the_whole_context(sizes: Sizes, position: int) -> None:
+    """One run and several, and those of the smaller tile merged by the last few programs."""
+    check(rows(sizes, [position], [0]))
+    (kernel,) = plan(sizes.graph("attention")).kernels.values()
+    assert "attend_strips" in kernel.source
+
+
 @pytest.mark.parametrize(
     "sizes",
     [FULL, Sizes(heads=6, kv_heads=2, head=24), Sizes(heads=32, kv_heads=1, head=16), Sizes(heads=2, sinks=False)],
@@ -158,6 +173,8 @@ def test_window_of_more_than_one_segment() -> None:
         Sizes(heads=16, kv_heads=2, head=64, page=64, chunk=64),
         Sizes(heads=6, kv_heads=2, head=24, window=9),
         Sizes(heads=32, kv_heads=1, head=16),
+        Sizes(heads=2, kv_heads=1, head=192, page=64, chunk=64),
+        Sizes(heads=2, kv_heads=1, head=192, page=64, chunk=64, window=70),
     ],
     ids=lambda s: f"{s.heads}of{s.kv_heads}x{s.head}-page{s.page}-chunk{s.chunk}-window{s.window}",
 )

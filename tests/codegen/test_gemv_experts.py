@@ -119,9 +119,11 @@ def check_down(sizes: Sizes, shared: bool, batch: int, weights: DType = "bf16") 
 
 #: Sizes at which a vector is cut into as many slices as can be.
 CUT = Sizes(hidden=512, experts=8, chosen=3, expert_width=256, shared_width=256)
+#: The same of NVFP4: the shared expert's sums of several rows are made in halves.
+HALVES = replace(CUT, hidden=1024)
 
 
-@pytest.mark.parametrize(("sizes", "weights"), [(SMALL, "bf16"), (CUT, "bf16"), (CUT, "nvfp4")])
+@pytest.mark.parametrize(("sizes", "weights"), [(SMALL, "bf16"), (CUT, "bf16"), (CUT, "nvfp4"), (HALVES, "nvfp4")])
 def test_a_row_is_the_same_alone_and_in_a_batch(sizes: Sizes, weights: DType) -> None:
     for graph in (expert_gate_up(sizes, True, weights), expert_down(sizes, True, weights), route(sizes, True)):
         given = inputs(sizes, graph, 8, exact=False)
@@ -130,6 +132,13 @@ def test_a_row_is_the_same_alone_and_in_a_batch(sizes: Sizes, weights: DType) ->
             alone = interpret(graph, rows_of(given, graph, row), B=1)
             for name in graph.outputs:
                 assert torch.equal(alone[name][0], together[name][row])
+
+
+def test_what_differs_between_one_row_and_several_rows_of_gate_and_up() -> None:
+    planned = plan(expert_gate_up(HALVES, True, "nvfp4"))
+    one, several = (planned.kernel_for(planned.launches[0], n).source for n in (1, 8))
+    assert "accumulate_halves" in several and "accumulate_halves" not in one
+    assert "send_for" in one and "send_for" not in several
 
 
 def ahead(graph: Graph) -> Graph:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from flintc.codegen.device.heads import cache_at, page_of
-from flintc.codegen.device.mode import INTERPRET
+from flintc.codegen.device.hints import send_for
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
 from flintc.codegen.device.sums import add_all
 
@@ -383,24 +383,12 @@ def prefetch_tile(
     RING: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Bring keys and values of the first TILE positions from begin to end - 1, if there are any, towards L2.
-
-    A hint: it reads nothing into the program, so slots that an earlier launch is still to write do no harm.
-    """
-    if not INTERPRET:
-        LINE: tl.constexpr = 64  # BF16 values in 128 bytes
-        position = begin + tl.arange(0, TILE)
-        live = (position < end) & (seq >= 0)
-        page = page_of(block_table_ptr, seq, position, columns, live, PAGE, RING)
-        line = tl.arange(0, triton.next_power_of_2(triton.cdiv(HEAD, LINE)))[None, :] * LINE
-        for plane in tl.static_range(2):
-            at = cache_at(page, plane, kv_head, position, KV_HEADS, PAGE, HEAD)[:, None] + line
-            wanted = live[:, None] & (line < HEAD)
-            tl.inline_asm_elementwise(
-                "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-                "=r,l,r",
-                [cache_ptr + at, wanted.to(tl.int32)],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+    """Bring keys and values of the first TILE positions from begin to end - 1, if there are any, towards L2."""
+    LINE: tl.constexpr = 64  # BF16 values in 128 bytes
+    position = begin + tl.arange(0, TILE)
+    live = (position < end) & (seq >= 0)
+    page = page_of(block_table_ptr, seq, position, columns, live, PAGE, RING)
+    line = tl.arange(0, triton.next_power_of_2(triton.cdiv(HEAD, LINE)))[None, :] * LINE
+    for plane in tl.static_range(2):
+        at = cache_at(page, plane, kv_head, position, KV_HEADS, PAGE, HEAD)[:, None] + line
+        send_for(cache_ptr + at, live[:, None] & (line < HEAD))

@@ -47,7 +47,7 @@ def weight_columns(column, COLUMNS: tl.constexpr, ORDERED: tl.constexpr):
 
 @triton.jit
 def load_words(codes_ptr, scales_ptr, column, k, K: tl.constexpr, COLUMNS: tl.constexpr, ORDERED: tl.constexpr):
-    """128 columns from ``k`` on of the weight rows of some output columns: int32 codes, int16 scales.
+    """128 columns from ``k`` on of the weight rows of some output columns: int32 codes, uint16 scales.
 
     [2, COLUMNS / 16, 32 lanes, 4 words] and [2, COLUMNS / 16, 32 lanes]: a warp holds 16 rows, a lane two of them.
     The weight lies block by block, see :mod:`flintc.ir.packed`.
@@ -62,7 +62,7 @@ def load_words(codes_ptr, scales_ptr, column, k, K: tl.constexpr, COLUMNS: tl.co
     at = tl.max_contiguous(at, (1, 1, 1))
     words = at[:, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]
     codes = tl.load(codes_ptr.to(tl.pointer_type(tl.int32)) + words)
-    return codes, tl.load(scales_ptr.to(tl.pointer_type(tl.int16)) + at)
+    return codes, tl.load(scales_ptr.to(tl.pointer_type(tl.uint16)) + at)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ SUM_UNIT: tl.constexpr = tl.constexpr(128.0)
 
 @triton.jit
 def scale_values(scales):
-    """Both E4M3 scales of an int16 pair of bytes, times 2^119: BF16, exact. Times 2^-7 and FP32 in the interpreter.
+    """Both E4M3 scales of a uint16 pair of bytes, times 2^119: BF16, exact. Times 2^-7 and FP32 in the interpreter.
 
     The bits read as BF16 are scale * 2^-120, subnormals included.
     """
@@ -175,8 +175,8 @@ def load_packed(
 ):
     """Tile of the NVFP4 matrix [``rows``, K], from column ``k`` on: words of codes, and pairs of scale bytes.
 
-    Codes are int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales int16 [STEPS, ROWS / 8, SPLIT, 32 lanes]. BLOCKED: the
-    matrix lies block by block, see :mod:`flintc.ir.packed`.
+    Codes are int32 [STEPS, ROWS / 8, SPLIT, 32 lanes, 4], scales uint16 without the last axis. BLOCKED: the matrix lies
+    block by block, see :mod:`flintc.ir.packed`.
     """
     step = tl.arange(0, STEPS)[:, None, None, None]
     split = tl.arange(0, SPLIT)[None, None, :, None]
@@ -192,7 +192,7 @@ def load_packed(
     codes_ptr = codes_ptr.to(tl.pointer_type(tl.int32)) + own[:, :, :, :, None] * 4
     codes_ptr += steps[:, :, :, :, None] * 4 + tl.arange(0, 4)[None, None, None, None, :]
     # Four lanes' scales lie side by side; told so, the compiler would let one lane load them for the others.
-    scales_ptr = tl.max_contiguous(scales_ptr.to(tl.pointer_type(tl.int16)) + own + steps, (1, 1, 1, 1))
+    scales_ptr = tl.max_contiguous(scales_ptr.to(tl.pointer_type(tl.uint16)) + own + steps, (1, 1, 1, 1))
     if EVEN:
         return tl.load(codes_ptr), tl.load(scales_ptr)
     else:
@@ -342,6 +342,59 @@ def accumulate_operand(
     else:
         x = load_vectors_of_words(x_ptr, count, 0, K, SPLIT, CHAINS, STEPS, True)
     return dot_bf16(weights, x, acc)
+
+
+@triton.jit
+def accumulate_halves(
+    tile,
+    x_ptr,
+    count,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHAINS: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """What a tile that holds all of K finds of several vectors, the chains added: FP32 [SPLIT, ROWS, 8].
+
+    One half of the eight chains is done after the other, so that fewer sums wait in registers; they are added in the
+    order of :func:`sum_chains`.
+    """
+    low, high = halves_of_tile(tile, STEPS)
+    acc = add_half(low, x_ptr, count, 0, K, SPLIT, CHAINS // 2, STEPS // 2, EVEN)
+    acc += add_half(high, x_ptr, count, STEPS // 2 * SPLIT * 128, K, SPLIT, CHAINS // 2, STEPS // 2, EVEN)
+    return tl.sum(acc, 0)
+
+
+@triton.jit
+def halves_of_tile(tile, STEPS: tl.constexpr):
+    """A tile as loaded -> its first and its second half of the steps."""
+    codes, scales = tile
+    codes = tl.reshape(codes, (2, STEPS // 2, codes.shape[1], codes.shape[2], 32, 4))
+    scales = tl.reshape(scales, (2, STEPS // 2, scales.shape[1], scales.shape[2], 32))
+    low, high = tl.split(tl.permute(codes, (1, 2, 3, 4, 5, 0)))
+    low_scales, high_scales = tl.split(tl.permute(scales, (1, 2, 3, 4, 0)))
+    return (low, low_scales), (high, high_scales)
+
+
+@triton.jit
+def add_half(
+    tile,
+    x_ptr,
+    count,
+    k,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHAINS: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """The four chains of a tile that begins with column ``k``, neighbours added: FP32 [2, SPLIT, ROWS, 8]."""
+    x = load_vectors_of_words(x_ptr, count, k, K, SPLIT, CHAINS, STEPS, EVEN)
+    weights = packed_operand(tile, CHAINS)
+    ROWS: tl.constexpr = weights.shape[1]
+    acc = dot_bf16(weights, x, tl.zeros((CHAINS * SPLIT, ROWS, 8), tl.float32))
+    return tl.sum(tl.reshape(acc, (2, 2, SPLIT, ROWS, 8)), 1)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Attention of a chunk that is one tile, wholly in registers: each warp scores a strip of 16 positions for 8 heads.
+"""Attention in tiles, wholly in registers: each warp scores a strip of 16 positions for 8 heads.
 
 Queries are the 16-row operand of ``m16n8k16`` (8 heads, 8 rows of zeros), keys its columns: both are loaded 16 bytes a
 lane and called by the names that the instruction expects, as in :mod:`gemv`. The scores then stand where the second
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from flintc.codegen.device.attention import LOWEST, join_rows, store_partial
-from flintc.codegen.device.heads import cache_at
+from flintc.codegen.device.heads import cache_at, page_of
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
 
 
@@ -80,6 +80,36 @@ def heads_of(x):
 
 
 @triton.jit
+def strip_positions(begin, WARPS: tl.constexpr):
+    """The positions of a tile's scores, whose first is ``begin``: [WARPS, 16]."""
+    column = tl.arange(0, 16)
+    within = column % 8 // 2 * 4 + column // 8 * 2 + column % 2
+    return begin + tl.arange(0, WARPS)[:, None] * 16 + within[None, :]
+
+
+@triton.jit
+def strip_scores(q, k, seen, SCALE: tl.constexpr):
+    """Scores of a tile's positions, -inf of those not ``seen`` (bool [WARPS, 16]): FP32 [WARPS, 8, 16]."""
+    s = heads_of(dot_bf16(q, k, tl.zeros((q.shape[0], 16, 16), tl.float32))) * SCALE
+    return tl.where(seen[:, None, :], s, float("-inf"))
+
+
+@triton.jit
+def add_values(o, p, v):
+    """o [WARPS, 16, HEAD] plus the values, in shares of bf16(p) (p [WARPS, 8, 16]); o's last eight rows stay as is."""
+    WARPS: tl.constexpr = p.shape[0]
+    shares = tl.permute(tl.reshape(round_bf16(p), (WARPS, 8, 2, 4, 2)), (0, 1, 3, 2, 4))
+    return dot_bf16(with_zeros(tl.reshape(shares, (WARPS, 8, 16))), v, o)
+
+
+@triton.jit
+def with_zeros(x):
+    """x [WARPS, 8, N] and eight rows of zeros, within each thread: [WARPS, 16, N]."""
+    rows = tl.permute(tl.join(x, tl.zeros_like(x)), (0, 3, 1, 2))
+    return tl.reshape(rows, (x.shape[0], 16, x.shape[2]))
+
+
+@triton.jit
 def attend_chunk(
     q,
     cache_ptr,
@@ -108,17 +138,59 @@ def attend_chunk(
     keys = cache_ptr + cache_at(page.to(tl.int64), 0, kv_head, begin, KV_HEADS, PAGE, HEAD)
     k = key_columns(keys, begin, oldest, newest, HEAD, WARPS)
     v = value_columns(keys + KV_HEADS * PAGE * HEAD, begin, oldest, newest, HEAD, WARPS)
-    s = heads_of(dot_bf16(q, k, tl.zeros((WARPS, 16, 16), tl.float32))) * SCALE
-    column = tl.arange(0, 16)
-    position = begin + tl.arange(0, WARPS)[:, None] * 16
-    position += (column % 8 // 2 * 4 + column // 8 * 2 + column % 2)[None, :]
-    seen = (position <= newest) & (position >= oldest)
-    s = tl.where(seen[:, None, :], s, float("-inf"))
+    position = strip_positions(begin, WARPS)
+    s = strip_scores(q, k, (position <= newest) & (position >= oldest), SCALE)
     m = tl.maximum(tl.max(s, 2), LOWEST)
     p = tl.exp(s - m[:, :, None])
-    rounded = tl.permute(tl.reshape(round_bf16(p), (WARPS, 8, 2, 4, 2)), (0, 1, 3, 2, 4))
-    rounded = tl.reshape(rounded, (WARPS, 8, 16))
-    rounded = tl.permute(tl.join(rounded, tl.zeros_like(rounded)), (0, 3, 1, 2))
-    o = dot_bf16(tl.reshape(rounded, (WARPS, 16, 16)), v, tl.zeros((WARPS, 16, HEAD), tl.float32))
+    o = add_values(tl.zeros((WARPS, 16, HEAD), tl.float32), p, v)
     o, m, l = join_rows(heads_of(o), m, tl.sum(p, 2))
     store_partial(o_ptr, m_ptr, l_ptr, at + chunk, inside, o, m, l, channel_of(tl.arange(0, HEAD)), HEAD)
+
+
+@triton.jit
+def attend_strips(
+    q,
+    cache_ptr,
+    block_table_ptr,
+    seq,
+    columns,
+    kv_head,
+    newest,
+    begin,
+    end,
+    page,
+    page_next,
+    SCALE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """The one partial of the tiles begin to end - 1, over their positions up to newest: as :func:`join_rows` gives it.
+
+    q: of :func:`query_rows`. page, page_next: the pages of the first two tiles, each within its own. Channels stand as
+    of :func:`channel_of`.
+    """
+    TILE: tl.constexpr = WARPS * 16
+    o = tl.zeros((WARPS, 16, HEAD), tl.float32)
+    m = tl.full((WARPS, 8), LOWEST, tl.float32)
+    l = tl.zeros((WARPS, 8, 16), tl.float32)
+    keys = cache_ptr + cache_at(page.to(tl.int64), 0, kv_head, begin * TILE, KV_HEADS, PAGE, HEAD)
+    k = key_columns(keys, begin * TILE, 0, newest, HEAD, WARPS)
+    for i in range(begin, end):
+        v = value_columns(keys + KV_HEADS * PAGE * HEAD, i * TILE, 0, newest, HEAD, WARPS)
+        # The next tile's keys are on their way while this one's are used, and the page of the one after it.
+        ahead, later = (i + 1) * TILE, (i + 2) * TILE
+        keys = cache_ptr + cache_at(page_next.to(tl.int64), 0, kv_head, ahead, KV_HEADS, PAGE, HEAD)
+        k_next = key_columns(keys, ahead, 0, tl.where(i + 1 < end, newest, -1), HEAD, WARPS)
+        page_next = page_of(block_table_ptr, seq, later, columns, (later <= newest) & (seq >= 0), PAGE, RING=False)
+        page_next = page_next.to(tl.int32)
+        s = strip_scores(q, k, strip_positions(i * TILE, WARPS) <= newest, SCALE)
+        top = tl.maximum(m, tl.max(s, 2))
+        keep = tl.exp(m - top)[:, :, None]
+        p = tl.exp(s - top[:, :, None])
+        o = add_values(o * with_zeros(keep), p, v)
+        l = l * keep + p
+        m = top
+        k = k_next
+    return join_rows(heads_of(o), m, tl.sum(l, 2))

@@ -8,7 +8,7 @@ from flintc.codegen.device.nvfp4 import scale_values, word_values
 
 @triton.jit
 def unpack_pairs(words, scales):
-    """int32 words of eight codes [N, 4] and int16 pairs of E4M3 scales [N] -> code * scale / SUM_UNIT, [N, 4, 8].
+    """int32 words of eight codes [N, 4] and uint16 pairs of E4M3 scales [N] -> code * scale / SUM_UNIT, [N, 4, 8].
 
     The first scale of a pair belongs to the first two words. BF16 and exact; FP32 in the interpreter.
     """

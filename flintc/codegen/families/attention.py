@@ -5,12 +5,12 @@ from __future__ import annotations
 from flintc.codegen.selection import Selection, Selector, Signature, columns, ops_of, power_of_two
 from flintc.errors import VerificationError
 from flintc.ir.graph import Graph, Launch, Op
-from flintc.ir.ops import splits
+from flintc.ir.ops import RUNS, splits
 from flintc.ir.types import Dim
 
 #: Programs per row and KV head over the whole context: with four KV heads, two on each of 132 multiprocessors. In one
 #: launch with the merge each makes one partial, so this number is part of its numerics.
-PROGRAMS = 66
+PROGRAMS = RUNS
 
 #: Partials merged together by the last program to arrive. Part of the numerics: it sets the order of the merge.
 SEGMENT = 16
@@ -23,8 +23,8 @@ WAITING = 96
 #: way there. The strip is part of the numerics: a warp's running maximum is over its own positions.
 STRIP, STAGES = 16, 3
 
-#: Such steps where programs take runs: so many that a multiprocessor's shared memory holds two programs, since three
-#: would share it unevenly.
+#: Such steps where programs take runs, through shared memory: so many that a multiprocessor's holds two programs, since
+#: three would share it unevenly.
 RUN_STAGES = 4
 
 #: Warps of a program.
@@ -35,6 +35,12 @@ MIN_COLUMNS = 8
 
 #: Registers of a program that attends in strips: left to itself the assembler saves so many that it spills.
 STRIP_REGISTERS = 128
+
+#: The same of one that takes a run of tiles: two of its programs fit a multiprocessor.
+RUN_REGISTERS = 200
+
+#: Channels of a head that registers hold.
+STRIP_HEADS = (64, 128)
 
 Constants = dict[str, int | float | bool]
 Blocks = dict[str, str | bool]
@@ -75,6 +81,7 @@ def attention(graph: Graph, launch: Launch, programs: int = PROGRAMS) -> Selecti
 def _runs(sig: Signature, name: str, constants: Constants, blocks: Blocks, *, many: bool) -> Selection:
     """A partial for each program, of a run of its row's positions. many: a row may have more than one merges."""
     shortest = -(-int(constants.pop("CHUNK")) // int(constants["TILE"]))
+    strips = _in_registers(constants)
     constants |= {"MIN_RUN": shortest} | ({"WAITING": WAITING} if many else {})
     last = "the last programs merge" if many else "the last program merges"
     return sig.select(
@@ -83,9 +90,10 @@ def _runs(sig: Signature, name: str, constants: Constants, blocks: Blocks, *, ma
         f"Attention of one row's query group over a run of its positions; {last}.",
         grid=_grid(constants),
         constants=constants,
-        blocks=blocks | {"many": many},
+        blocks=blocks | {"many": many, "strips": strips},
         num_warps=int(constants["WARPS"]),
-        num_stages=RUN_STAGES,
+        num_stages=1 if strips else RUN_STAGES,
+        max_registers=RUN_REGISTERS if strips else 0,
     )
 
 
@@ -94,7 +102,8 @@ def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blo
     window = _window(op) is not None
     # A window's chunk of one step has no next one, and lies in shared memory once, or in none.
     stages = 1 if window and int(constants["TILE"]) >= _chunk(op) else STAGES
-    strips = window and _in_registers(constants, _count(op))
+    one_each = _count(op) == constants["PROGRAMS"] and _chunk(op) == constants["TILE"]
+    strips = window and one_each and _in_registers(constants)
     return sig.select(
         name,
         "attention.py.j2",
@@ -110,12 +119,10 @@ def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blo
     )
 
 
-def _in_registers(constants: Constants, count: Dim) -> bool:
-    """Whether a program has one chunk, of one tile within a page, and heads that registers hold: device/strips.py."""
-    if count != constants["PROGRAMS"]:
-        return False
-    chunk, tile, page, head, group = (int(constants[name]) for name in ("CHUNK", "TILE", "PAGE", "HEAD", "GROUP"))
-    return chunk == tile and page % tile == 0 and head % 64 == 0 and group <= MIN_COLUMNS
+def _in_registers(constants: Constants) -> bool:
+    """Whether a tile lies within a page, and registers hold it and the heads that attend to it: device/strips.py."""
+    tile, page, head, group = (int(constants[name]) for name in ("TILE", "PAGE", "HEAD", "GROUP"))
+    return page % tile == 0 and head in STRIP_HEADS and group <= MIN_COLUMNS
 
 
 def _grid(constants: Constants) -> tuple[Dim, Dim, Dim]:

@@ -48,6 +48,8 @@ def expert_linear(graph: Graph, launch: Launch) -> Selection:
         grid=(-(-n // tile), ranks, "B"),
         blocks={
             "shared": False,
+            "halves": False,
+            "sends": False,
             "paired": False,
             "own": own,
             "rounded": rounded,
@@ -95,12 +97,14 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
         blocks={
             "shared": bool(shared), "paired": True, "own": False, "rounded": is_rounded(graph, op),
             "shared_rounded": bool(shared) and is_rounded(graph, shared[0]),
+            "sends": False,
+            "halves": bool(shared) and shape.format is NVFP4 and shape.chains == 8 and shape.block == k,
             **weight_blocks(graph, launch, shared[0] if shared else op),
         },
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers,
-        one_row={"lone": bool(shared) and shape.cuts},
+        one_row={"lone": bool(shared) and shape.cuts, "halves": False, "sends": shape.format is NVFP4},
     )  # fmt: skip
 
 

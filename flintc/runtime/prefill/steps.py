@@ -53,13 +53,18 @@ def counters_of(general: General, rows: int) -> int:
     return max((int(k.constants["KV_HEADS"]) * rows for k in kernels), default=0)
 
 
+def partials_of(constants: Mapping[str, int | float | bool], splits: int) -> int:
+    """Partials of a row and head: as many as a window has chunks, else no more than there are programs."""
+    return int(constants.get("SPLITS", min(splits, int(constants["PROGRAMS"]))))
+
+
 def step_bytes(general: General, rows: int, splits: int) -> int:
     """Bytes of the partials and counters of a wide step, the most of any layer."""
     most = 0
     for routine in (r for r in general.routines if r.kind == "attention"):
         constants = general.kernels[routine.kernels["step"]].constants
         heads = int(constants["KV_HEADS"]) * int(constants["GROUP"])
-        most = max(most, rows * heads * int(constants.get("SPLITS", splits)) * (int(constants["HEAD"]) + 2) * 4)
+        most = max(most, rows * heads * partials_of(constants, splits) * (int(constants["HEAD"]) + 2) * 4)
     return most + 4 * counters_of(general, rows)
 
 
@@ -80,7 +85,7 @@ def attention(given: Given, routine: Routine, step: StepRows, values: Values) ->
     (partial,), (merge,) = ops["attention_partial"], ops["attention_merge"]
     q, kernel, table = values[partial.inputs[0]], given.kernel(routine, "step"), step.tables[partial.inputs[4]]
     rows, heads, channels = q.shape
-    kv_heads, splits = int(kernel.constants["KV_HEADS"]), int(kernel.constants.get("SPLITS", step.splits))
+    kv_heads, splits = int(kernel.constants["KV_HEADS"]), partials_of(kernel.constants, step.splits)
     partials = rows * heads * splits
     o = torch.empty(partials * channels, dtype=torch.float32, device=q.device)
     m, l = torch.empty((2, partials), dtype=torch.float32, device=q.device)

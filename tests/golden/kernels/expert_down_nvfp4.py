@@ -126,7 +126,7 @@ def joined_values(c0, c1, c2, c3, c4, c5, c6, c7):
 
 @triton.jit
 def scale_values(scales):
-    """Both E4M3 scales of an int16 pair of bytes, times 2^119: BF16, exact. Times 2^-7 and FP32 in the interpreter.
+    """Both E4M3 scales of a uint16 pair of bytes, times 2^119: BF16, exact. Times 2^-7 and FP32 in the interpreter.
 
     The bits read as BF16 are scale * 2^-120, subnormals included.
     """
