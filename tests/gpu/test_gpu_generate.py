@@ -77,29 +77,26 @@ def reference_logits(weights: str, numerics: Literal["rounded", "fp32"], prompts
     return run_prompts(ReferenceExecutor(graph, given, tables, numerics, 256, slots=1), prompts)
 
 
-@pytest.fixture(scope="module")
-def oracles(weights: str, prompts: list[list[int]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Logits of all prompts in FP32, and at the rounding points."""
-    return reference_logits(weights, "fp32", prompts), reference_logits(weights, "rounded", prompts)
-
-
-@pytest.mark.parametrize("chunk", [0, 64, 8192])
-def test_kl_against_fp32_is_that_of_the_reference(
-    weights: str, model: Model, prompts: list[list[int]], oracles: tuple[list[Tensor], list[Tensor]], chunk: int
-) -> None:
-    """In steps (chunk 0), in chunks of some rows, and in one chunk."""
+def logits_in_chunks(model: Model, prompts: list[list[int]], chunk: int) -> list[Tensor]:
+    """Logits of all prompts, run in chunks of so many rows; in steps for 0."""
     executor = model.executor
     assert isinstance(executor, CudaExecutor) and executor.general is not None
     before = executor.shortest_prompt, executor.general.chunk
     executor.shortest_prompt, executor.general.chunk = (1, chunk) if chunk else (sys.maxsize, 1)
     try:
-        ours = [model.forward(ids) for ids in prompts]
+        return [model.forward(ids) for ids in prompts]
     finally:
         executor.shortest_prompt, executor.general.chunk = before
-    truth, rounded = oracles
-    verdict = judge(compare(truth, ours, prompts), compare(truth, rounded, prompts), prompts)
-    print(weights, chunk, verdict.ratio, verdict.upper)
-    assert verdict.passed, verdict.reason
+
+
+def test_kl_against_fp32_is_that_of_the_reference(weights: str, model: Model, prompts: list[list[int]]) -> None:
+    """In steps, in chunks of some rows, and in one chunk: one test, since the reference takes minutes."""
+    truth, rounded = reference_logits(weights, "fp32", prompts), reference_logits(weights, "rounded", prompts)
+    yardstick = compare(truth, rounded, prompts)
+    for chunk in (0, 64, 8192):
+        verdict = judge(compare(truth, logits_in_chunks(model, prompts, chunk), prompts), yardstick, prompts)
+        print(weights, chunk, verdict.ratio, verdict.upper)
+        assert verdict.passed, f"chunks of {chunk}: {verdict.reason}"
 
 
 def test_greedy_text_is_the_best_of_each_forward(stepping: Model, prompts: list[list[int]]) -> None:
