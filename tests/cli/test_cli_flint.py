@@ -43,10 +43,9 @@ def test_compile_flint_cold_and_warm(flintc: Flintc, tmp_path: Path, monkeypatch
     assert made["launches"] == 346 and {k["target"] for k in made["kernels"]} == {"sm_90", "sm_100"}
     assert flintc(*argv, tmp_path / "warm").code == 0
     warm = cpu_seconds()
-    # Under a minute on two cores is promised, and under two seconds from the cache. Held to one core's minute, and half
-    # as much again, since a processor that other tests keep busy takes up to that much longer for the same work.
-    assert cold - begin < 60 * 1.5
-    assert warm - cold < 2 * 1.5
+    # Under a minute on two cores is promised, and under two seconds from the cache: here with one core to itself.
+    assert cold - begin < 60
+    assert warm - cold < 2
     assert contents(tmp_path / "cold") == contents(tmp_path / "warm")
 
 

@@ -228,10 +228,7 @@ def nothing_seen(WARPS: tl.constexpr, STRIP: tl.constexpr, CHANNELS: tl.constexp
 @triton.jit
 def join_warps(o, m, l):
     """The partial of a chunk from those of the warps: o [QUERIES, CHANNELS], m and l [QUERIES]."""
-    top = tl.max(m, 0)
-    keep = tl.exp(m - top[None, :])
-    shares = add_all(tl.permute(o * keep[:, None, :], (2, 1, 0)))
-    return tl.reshape(shares, (o.shape[2], o.shape[1])), top, tl.sum(tl.sum(l, 1) * keep, 0)
+    return join_rows(tl.permute(o, (0, 2, 1)), m, tl.sum(l, 1))
 
 
 @triton.jit

@@ -10,8 +10,8 @@ pairs of positions. Only the warps' results meet in shared memory.
 import triton
 import triton.language as tl
 
-from flintc.codegen.device.attention import LOWEST, join_rows, store_partial
-from flintc.codegen.device.heads import cache_at, page_of
+from flintc.codegen.device.attention import LOWEST, join_rows, pages_of_tile
+from flintc.codegen.device.heads import cache_at
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
 
 
@@ -118,11 +118,6 @@ def attend_chunk(
     newest,
     chunk,
     page,
-    o_ptr,
-    m_ptr,
-    l_ptr,
-    at,
-    inside,
     SCALE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -130,10 +125,7 @@ def attend_chunk(
     CHUNK: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """The partial of a ``chunk`` that is one tile within ``page``; stored as :func:`attend` stores those of many.
-
-    q: of :func:`query_rows`.
-    """
+    """The partial of a ``chunk`` that is one tile within ``page``, as :func:`attend_strips` gives that of many."""
     begin = chunk * CHUNK
     keys = cache_ptr + cache_at(page.to(tl.int64), 0, kv_head, begin, KV_HEADS, PAGE, HEAD)
     k = key_columns(keys, begin, oldest, newest, HEAD, WARPS)
@@ -143,8 +135,7 @@ def attend_chunk(
     m = tl.maximum(tl.max(s, 2), LOWEST)
     p = tl.exp(s - m[:, :, None])
     o = add_values(tl.zeros((WARPS, 16, HEAD), tl.float32), p, v)
-    o, m, l = join_rows(heads_of(o), m, tl.sum(p, 2))
-    store_partial(o_ptr, m_ptr, l_ptr, at + chunk, inside, o, m, l, channel_of(tl.arange(0, HEAD)), HEAD)
+    return join_rows(heads_of(o), m, tl.sum(p, 2))
 
 
 @triton.jit
@@ -183,8 +174,9 @@ def attend_strips(
         ahead, later = (i + 1) * TILE, (i + 2) * TILE
         keys = cache_ptr + cache_at(page_next.to(tl.int64), 0, kv_head, ahead, KV_HEADS, PAGE, HEAD)
         k_next = key_columns(keys, ahead, 0, tl.where(i + 1 < end, newest, -1), HEAD, WARPS)
-        page_next = page_of(block_table_ptr, seq, later, columns, (later <= newest) & (seq >= 0), PAGE, RING=False)
-        page_next = page_next.to(tl.int32)
+        page_next = pages_of_tile(
+            block_table_ptr, seq, columns, later, newest, TILE, PAGE, RING=False, WARPS=WARPS, STRIP=16
+        )
         s = strip_scores(q, k, strip_positions(i * TILE, WARPS) <= newest, SCALE)
         top = tl.maximum(m, tl.max(s, 2))
         keep = tl.exp(m - top)[:, :, None]

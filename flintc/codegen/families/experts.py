@@ -98,7 +98,7 @@ def expert_gate_up(graph: Graph, launch: Launch) -> Selection:
             "shared": bool(shared), "paired": True, "own": False, "rounded": is_rounded(graph, op),
             "shared_rounded": bool(shared) and is_rounded(graph, shared[0]),
             "sends": False,
-            "halves": bool(shared) and shape.format is NVFP4 and shape.chains == 8 and shape.block == k,
+            "halves": bool(shared) and _makes_halves(shape, k),
             **weight_blocks(graph, launch, shared[0] if shared else op),
         },
         constants=constants,
@@ -153,6 +153,11 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
         max_registers=registers_of(name, tile, -(-n // tile), shape.warps),
         apart=True,
     )  # fmt: skip
+
+
+def _makes_halves(shape: Walk, k: int) -> bool:
+    """Whether the sums of several vectors can be made half of the chains at a time: ``accumulate_halves``."""
+    return shape.format is NVFP4 and shape.chains == INSTRUCTION_COLUMNS and shape.block == k
 
 
 def _own(tile: int, k: int, format: Format, warps: int, *, ahead: bool) -> Walk:
