@@ -54,13 +54,14 @@ def compile_kernels(
         if (stored := store.get(build.key)) is not None:
             finish(build, _compiled(build, json.loads(stored)))
     # The longest first, so that no worker is left alone with one at the end; source length is a fair guess.
-    missing = sorted((b for b in builds if b not in done), key=lambda b: -len(b.kernel.source))
-    for index, reply in run_requests([b.request for b in missing], jobs or len(os.sched_getaffinity(0))):
-        build = missing[index]
+    missing = sorted(_by_kernel(b for b in builds if b not in done), key=lambda group: -len(group[0].kernel.source))
+    for index, reply in run_requests(list(map(_request, missing)), jobs or len(os.sched_getaffinity(0))):
+        group = missing[index]
+        for build, result in zip(group, reply["compiled"], strict=False):
+            store.put(build.key, json.dumps(result).encode("ascii"))
+            finish(build, _compiled(build, result))
         if "error" in reply:
-            raise _failure(build, reply, folder / "failed")
-        store.put(build.key, json.dumps(reply).encode("ascii"))
-        finish(build, _compiled(build, reply))
+            raise _failure(group[len(reply["compiled"])], reply, folder / "failed")
     return {(b.kernel.name, b.target): done[b] for b in builds}
 
 
@@ -71,27 +72,35 @@ class _Build:
     kernel: Kernel
     target: str
 
-    @property
-    def request(self) -> Request:
-        """Everything that the compiler is told."""
-        k = self.kernel
-        return {
-            "name": k.name,
-            "source": k.source,
-            "params": [[p.name, p.type, p.aligned] for p in k.params],
-            "constants": dict(k.constants),
-            "num_warps": k.num_warps,
-            "num_stages": k.num_stages,
-            "waits": k.waits,
-            "max_registers": k.max_registers,
-            "capability": TARGETS[self.target],
-        }
-
     @cached_property
     def key(self) -> str:
         """Name of the result in the cache: what the compiler is told, and which compiler."""
-        content = json.dumps([self.request, version("triton"), _worker_digest()], sort_keys=True)
+        content = json.dumps([_request([self]), version("triton"), _worker_digest()], sort_keys=True)
         return hashlib.sha256(content.encode("ascii")).hexdigest()
+
+
+def _by_kernel(builds: Iterable[_Build]) -> list[list[_Build]]:
+    """One list a kernel, its targets in the order of ``builds``."""
+    groups: dict[str, list[_Build]] = {}
+    for build in builds:
+        groups.setdefault(build.kernel.name, []).append(build)
+    return list(groups.values())
+
+
+def _request(group: Sequence[_Build]) -> Request:
+    """Everything that the compiler is told for ``group``, the builds of one kernel."""
+    k = group[0].kernel
+    return {
+        "name": k.name,
+        "source": k.source,
+        "params": [[p.name, p.type, p.aligned] for p in k.params],
+        "constants": dict(k.constants),
+        "num_warps": k.num_warps,
+        "num_stages": k.num_stages,
+        "waits": k.waits,
+        "max_registers": k.max_registers,
+        "capabilities": [TARGETS[build.target] for build in group],
+    }
 
 
 @cache

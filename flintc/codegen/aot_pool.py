@@ -30,8 +30,8 @@ Reply = dict[str, Any]
 def run_requests(requests: Sequence[Request], workers: int) -> Iterator[tuple[int, Reply]]:
     """Compile ``requests`` on at most ``workers`` processes; yields (index, reply) in order of completion.
 
-    A reply either describes the compiled kernel or holds ``error`` and ``details``. Closing the iterator early ends
-    the workers.
+    A reply lists what was ``compiled``, and holds ``error`` and ``details`` where that is not all. Closing the
+    iterator early ends the workers.
     """
     if not requests:
         return
@@ -93,7 +93,7 @@ class _Worker:
         else:
             status = self._process.wait()
             how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            reply = {"error": f"the compiler process died ({how})", "details": ""}
+            reply = {"compiled": [], "error": f"the compiler process died ({how})", "details": ""}
         if "error" in reply:
             reply["details"] += self._log.read_text(errors="replace")
         return reply

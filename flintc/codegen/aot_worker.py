@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import io
 import json
@@ -85,38 +86,53 @@ def appended_params(ptx: str, entry: str, metadata: Any, own: int) -> tuple[str,
     return APPENDED[:count]
 
 
-def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Compile one kernel; the reply holds everything that its description does not.
+class Compiler:
+    """One kernel, compiled for one target after another.
 
-    A budget of registers was measured on one target; on another the assembler may need a few more for the same code. It
-    gets them rather than spill.
+    Python is translated once: up to the TTIR nothing depends on the target, and a target that comes later starts there.
+    (Triton has one exception, how exactly products of fp8 are summed; no kernel has any.)
     """
-    entry = load_entry(request["name"], request["source"], folder)
-    source = describe(entry, request["params"], request["constants"])
-    budget = request["max_registers"]
-    reply = compile_within(request, source, budget)
-    if budget and reply["spill_stores"] + reply["spill_loads"]:
-        more = compile_within(request, source, budget + REGISTER_STEP)
-        if not more["spill_stores"] + more["spill_loads"]:
-            return more
-    return reply
 
+    def __init__(self, request: Mapping[str, Any], folder: Path) -> None:
+        entry = load_entry(request["name"], request["source"], folder)
+        self._request = request
+        self._source: ASTSource | str = describe(entry, request["params"], request["constants"])
+        self._ttir = folder / f"{request['name']}.ttir"
 
-def compile_within(request: Mapping[str, Any], source: ASTSource, budget: int) -> dict[str, Any]:
-    """The same within ``budget`` registers a thread, 0 for as many as the compiler likes."""
-    options = {
-        "num_warps": request["num_warps"],
-        "num_stages": request["num_stages"],
-        "launch_pdl": request["waits"],
-        "maxnreg": budget or None,
-    }
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        try:
-            compiled = triton.compile(source, target=GPUTarget("cuda", request["capability"], 32), options=options)
-        except Exception:
-            print(printed.getvalue(), file=sys.stderr)
-            raise
-    return reply_of(request, compiled, printed.getvalue())
+    def build(self, capability: int) -> dict[str, Any]:
+        """Compile for one compute capability; the reply holds everything that the kernel's description does not.
+
+        A budget of registers was measured on one target; on another the assembler may need a few more for the same
+        code. It gets them rather than spill.
+        """
+        budget = self._request["max_registers"]
+        reply = self._within(budget, capability)
+        if budget and reply["spill_stores"] + reply["spill_loads"]:
+            more = self._within(budget + REGISTER_STEP, capability)
+            if not more["spill_stores"] + more["spill_loads"]:
+                return more
+        return reply
+
+    def _within(self, budget: int, capability: int) -> dict[str, Any]:
+        """The same within ``budget`` registers a thread, 0 for as many as the compiler likes."""
+        options = {
+            "num_warps": self._request["num_warps"],
+            "num_stages": self._request["num_stages"],
+            "launch_pdl": self._request["waits"],
+            "maxnreg": budget or None,
+            # Without debug the checks are never made, but what they would compare is, and then removed again.
+            "sanitize_overflow": False,
+        }
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            try:
+                compiled = triton.compile(self._source, target=GPUTarget("cuda", capability, 32), options=options)
+            except Exception:
+                print(printed.getvalue(), file=sys.stderr)
+                raise
+        if not self._ttir.exists():
+            self._ttir.write_text(compiled.asm["ttir"], encoding="utf-8")
+            self._source = str(self._ttir)
+        return reply_of(self._request, compiled, printed.getvalue())
 
 
 def reply_of(request: Mapping[str, Any], compiled: Any, usage: str) -> dict[str, Any]:
@@ -152,12 +168,20 @@ def summary(error: BaseException) -> str:
 
 
 def serve(requests: TextIO, replies: TextIO, folder: Path) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until there are no more.
+
+    A reply lists in ``compiled`` what came of the request's capabilities, up to the first that failed; why that one
+    did is in ``error`` and ``details``.
+    """
     for number, line in enumerate(requests):
+        request = json.loads(line)
+        compiled: list[dict[str, Any]] = []
+        reply: dict[str, Any] = {"compiled": compiled}
         try:
-            reply = compile_kernel(json.loads(line), folder / str(number))
+            compiler = Compiler(request, folder / str(number))
+            compiled.extend(map(compiler.build, request["capabilities"]))
         except Exception as error:  # Triton raises many kinds; each becomes the kernel's error, and the worker lives on
-            reply = {"error": summary(error), "details": "".join(traceback.format_exception(error))}
+            reply |= {"error": summary(error), "details": "".join(traceback.format_exception(error))}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
@@ -177,6 +201,8 @@ def fix_addresses() -> None:
 def main() -> None:
     """Serve on the streams the process was started with; whatever else prints goes to stderr."""
     fix_addresses()
+    # Triton makes a tree of small objects for each kernel and drops it: searching them for cycles takes a tenth of all.
+    gc.disable()
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     serve(sys.stdin, replies, Path(sys.argv[1]))

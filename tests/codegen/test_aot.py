@@ -82,6 +82,13 @@ def test_shared_memory_holds_the_operands_of_a_dot(compiled: Compiled) -> None:
     assert compiled["dot", "sm_90"].shared_bytes >= 64 * 64 * 2
 
 
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_a_target_gets_the_same_alone_and_beside_another(tmp_path: Path, compiled: Compiled, target: str) -> None:
+    """Targets of one kernel are compiled from one TTIR, which therefore may hold nothing of a target."""
+    alone = compile_kernels([DOUBLE, SPILL, DOT], [target], cache_dir=tmp_path)
+    assert alone == {key: made for key, made in compiled.items() if key[1] == target}
+
+
 def test_params_are_those_of_the_cubin(compiled: Compiled) -> None:
     c = compiled["double", "sm_90"]
     assert c.params == ("x_ptr", "y_ptr", "n", "global_scratch", "profile_scratch")
@@ -219,6 +226,15 @@ def test_a_kernel_that_traps_is_refused(tmp_path: Path) -> None:
     """Triton compiles what does not fit a target's tensor memory to a trap, and reports success."""
     with pytest.raises(CompileError, match=r"kernel trap does not compile for sm_90: .*gave the kernel up"):
         compile_kernels([TRAP], ["sm_90"], cache_dir=tmp_path)
+
+
+def test_what_compiled_before_a_target_failed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blackwell has no ``wgmma``: the error names it, and what Hopper got is in the cache."""
+    hopper = replace(TRAP, source=TRAP.source.replace("trap;", "wgmma.fence.sync.aligned;"))
+    with pytest.raises(CompileError, match="kernel trap does not compile for sm_100"):
+        compile_kernels([hopper], ["sm_90", "sm_100"], cache_dir=tmp_path)
+    monkeypatch.setattr(aot, "run_requests", lambda requests, workers: pytest.fail("compiled") if requests else ())
+    assert compile_kernels([hopper], ["sm_90"], cache_dir=tmp_path)["trap", "sm_90"].cubin
 
 
 def test_worker_that_dies_is_an_error_not_a_hang(tmp_path: Path) -> None:
