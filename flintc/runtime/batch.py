@@ -108,8 +108,6 @@ class Decoding:
         self._executor = executor
         self._vocab = vocab
         self._ahead: _Started | None = None
-        # Whether the executor still holds the tokens of the last step started here as the inputs of the next.
-        self._undisturbed = False
 
     def begin(self, one: Running, prompt: Sequence[int]) -> Iterator[Event | None]:
         """Process what is left of a request's prompt piece by piece: None after each but the last, then a token."""
@@ -122,7 +120,6 @@ class Decoding:
             prompt = prompt[-1:]
         if isinstance(executor, ChoosingExecutor):
             for sampled in prefill_and_choose(executor, one.slot, prompt, params, self._vocab):
-                self._undisturbed = False
                 if sampled is None:
                     yield None
         else:
@@ -159,14 +156,15 @@ class Decoding:
         slots, params = [one.slot for one in group], [one.request.params for one in group]
         tokens = None if ahead else [one.token for one in group]
         choice = executor.choose(tokens, positions, slots, params, self._vocab)
-        self._undisturbed = True
         return _Started(group, tuple(p + 1 for p in positions), choice)
 
     def _finish(self, executor: ChoosingExecutor, started: _Started, running: Sequence[Running]) -> list[Event]:
         """The tokens of a step, and the same rows' next step started if it is sure to be wanted."""
         self._ahead = None
         last = any(one.made + 1 >= one.request.max_tokens for one in started.group)
-        if not last and self._undisturbed and [started.group] == list(_groups(executor, running)):
+        # A prompt's step may have come between, or another caller's: whoever takes these tokens may do so at leisure.
+        same = executor.goes_on(started.choice) and [started.group] == list(_groups(executor, running))
+        if not last and same:
             self._ahead = self._start(executor, started.group, True)
         return _events(started.group, started.positions, started.choice.wait())
 

@@ -61,8 +61,13 @@ class ChoosingExecutor(Executor, Protocol):
         """Start a step and the choice of each row's next token, and return without waiting for them.
 
         ids: None for the tokens that the step before chose, with the same ``seqs`` and ``params`` and the next
-        positions. params: None for a row whose token is not read. vocab: ids from there on are never chosen.
+        positions: see :meth:`goes_on`. params: None for a row whose token is not read. vocab: ids from there on are
+        never chosen.
         """
+        ...
+
+    def goes_on(self, choice: Choice) -> bool:
+        """Whether the next step can go on from the tokens of ``choice``: no other step has had inputs since."""
         ...
 
 

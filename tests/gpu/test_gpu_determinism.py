@@ -63,6 +63,16 @@ def test_a_request_at_every_place_of_a_batch(model: Model, size: int) -> None:
         assert model.generate_batch(batch, own)[place] == alone, f"at {place} of {size}"  # type: ignore[arg-type]
 
 
+def test_streams_side_by_side(model: Model) -> None:
+    """Each finds the inputs of its next step overwritten by the other's, and says so to the GPU."""
+    asked = [(prompt, {"max_tokens": 20, "seed": seed, "stop_ids": ()}) for seed, prompt in enumerate(PROMPTS[:2])]
+    streams = [model.stream(prompt, **options) for prompt, options in asked]  # type: ignore[arg-type]
+    made = zip(*zip(*streams, strict=True), strict=True)
+    for tokens, (prompt, options) in zip(made, asked, strict=True):
+        alone = model.generate(prompt, **options)  # type: ignore[arg-type]
+        assert tuple(token.id for token in tokens) == alone.token_ids
+
+
 @pytest.mark.parametrize("top_k", [20, 64, 65, 0])
 def test_tokens_are_those_that_the_cpu_would_choose(model: Model, top_k: int) -> None:
     """The sampler in the graph, or torch beside it, against the same logits sampled on the CPU."""

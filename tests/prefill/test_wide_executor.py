@@ -20,6 +20,7 @@ from flintc.runtime.cuda.wide import WideStep, serves_wide, wide_bytes
 from flintc.runtime.executor import WideExecutor, forward
 from flintc.runtime.prefill.launch import InterpretedLaunch
 from flintc.runtime.reference_executor import ReferenceExecutor
+from flintc.runtime.sampling import SamplingParams, sample
 from flintc.runtime.values import TORCH_DTYPES, for_kernels
 
 SPEC, SLOTS = "short-flint", 5
@@ -120,8 +121,6 @@ def reference():
 
 def test_tokens_are_chosen_and_the_next_step_goes_on_from_them(made):
     """Greedy and sampled rows, one that torch chooses for, the step ahead, then other rows: against the reference."""
-    from flintc.runtime.sampling import SamplingParams, sample
-
     assert isinstance(made, WideExecutor) and (made.rows, made.wide, made.wide_from) == (2, 5, 3)
     params = [SamplingParams(temperature=0.0), SamplingParams(seed=1), SamplingParams(seed=2, top_k=0)]
     slots = [made.kv.add(CONTEXT) for _ in params]
@@ -142,6 +141,20 @@ def test_tokens_are_chosen_and_the_next_step_goes_on_from_them(made):
         want = forward(oracle, oracle.kv.add(CONTEXT), held[:-1])[-1:]
         assert divergence(want, logits[row : row + 1]) < 4e-3
     assert {key: graph.replays for key, (graph, _) in made._wide.step._graphs.items()} == {(4, "tokens"): 3}
+
+
+def test_a_step_goes_on_from_the_newest_choice_alone(made):
+    slots = [made.kv.add(CONTEXT) for _ in range(3)]
+
+    def rows():
+        return [1, 2, 3], [made.kv.extend(slot, 1).start for slot in slots], slots
+
+    first = made.choose(*rows(), [SamplingParams()] * 3, None)
+    assert made.goes_on(first)
+    second = made.choose(None, *rows()[1:], [SamplingParams()] * 3, None)
+    assert made.goes_on(second) and not made.goes_on(first)
+    made.step(*rows(), logits_rows=[0])
+    assert not made.goes_on(second)
 
 
 def test_logits_of_a_wide_step_and_its_padding(made):

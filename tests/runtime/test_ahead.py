@@ -51,7 +51,11 @@ class Ahead:
         self.last = made.ids.clamp(min=0).tolist(), list(positions), list(seqs), list(params)
         self.started += 1
         self.most_ahead = max(self.most_ahead, self.started - self.waited)
-        return Choice(self, made)
+        self.newest = Choice(self, made)
+        return self.newest
+
+    def goes_on(self, choice):
+        return self.last is not None and choice is self.newest
 
 
 def test_groups_of_fewer_rows_than_requests(pair):
@@ -133,6 +137,33 @@ def test_a_stream_may_be_left(pair):
     stream.close()
     assert ahead.executor.kv.fits(512)
     assert same(ahead.generate(second, max_tokens=9, seed=2), plain.generate(second, max_tokens=9, seed=2))
+
+
+def test_streams_side_by_side(pair):
+    """Each rewrites the inputs that the other would go on from."""
+    plain, ahead = pair
+    first, second = prompts(18, 11)
+    streams = [ahead.stream(first, max_tokens=12, seed=1), ahead.stream(second, max_tokens=12, seed=2)]
+    made = list(zip(*streams, strict=True))
+    for got, prompt, seed in zip(zip(*made, strict=True), (first, second), (1, 2), strict=True):
+        assert tuple(token.id for token in got) == plain.generate(prompt, max_tokens=12, seed=seed).token_ids
+
+
+@pytest.mark.parametrize("between", ["generate", "forward", "session"])
+def test_another_call_while_a_stream_waits(pair, between):
+    plain, ahead = pair
+    first, second = prompts(18, 11)
+    stream = ahead.stream(first, max_tokens=12, seed=1)
+    made = [next(stream).id for _ in range(4)]
+    if between == "generate":
+        assert same(ahead.generate(second, max_tokens=9, seed=2), plain.generate(second, max_tokens=9, seed=2))
+    elif between == "forward":
+        assert torch.equal(ahead.forward(second), plain.forward(second))
+    else:
+        with ahead.session() as session:
+            session.generate(second, max_tokens=3)
+    made += [token.id for token in stream]
+    assert tuple(made) == plain.generate(first, max_tokens=12, seed=1).token_ids
 
 
 def test_broken_logits_are_told_with_their_position(pair):

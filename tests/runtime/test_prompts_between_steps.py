@@ -20,10 +20,11 @@ class Chunked:
     path, prompt_path, rows = "steps", "chunks", 8
 
     def __init__(self, inner):
-        self.inner, self.kv, self.log = inner, inner.kv, []
+        self.inner, self.kv, self.log, self.newest = inner, inner.kv, [], None
 
     def step(self, ids, positions, seqs, *, logits_rows):
         self.log.append(f"step {len(ids)}")
+        self.newest = None
         return self.inner.step(ids, positions, seqs, logits_rows=logits_rows)
 
     def serves(self, params):
@@ -37,7 +38,11 @@ class Chunked:
         logits = self.step(ids, positions, seqs, logits_rows=range(len(ids)))
         made = sample(logits, [p or SamplingParams(temperature=0.0) for p in params], [p + 1 for p in positions], vocab)
         self.last = made.ids.tolist()
-        return Done(made)
+        self.newest = Done(made)
+        return self.newest
+
+    def goes_on(self, choice):
+        return choice is self.newest
 
     def takes(self, tokens):
         return tokens >= CHUNK

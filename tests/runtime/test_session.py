@@ -78,3 +78,15 @@ def test_a_session_holds_its_slot_until_closed(make_model):
     with model.session():
         assert not model.executor.kv.fits(1)
     assert model.executor.kv.fits(512)
+
+
+def test_closing_twice_leaves_the_next_session_alone(make_model):
+    model = make_model(tokenizer=False)
+    first = model.session()
+    first.close()
+    with model.session() as second:
+        first.close()
+        assert second.generate(IDS[:20], max_tokens=3, **GREEDY).token_ids == fresh(make_model, IDS[:20], 3)
+        second.close()
+        with pytest.raises(UsageError, match="this session is closed"):
+            second.generate(IDS[:20], max_tokens=3)

@@ -16,6 +16,7 @@ from flintc.runtime.cuda.choice import Chooser, PendingChoice
 from flintc.runtime.cuda.step import DeviceStep
 from flintc.runtime.cuda.transfer import Upload
 from flintc.runtime.cuda.wide import WIDTHS, WideStep, default_wide_from, serves_wide, wide_bytes
+from flintc.runtime.executor import Choice
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.prefill.launch import CudaLaunch
 from flintc.runtime.prefill.memory import chunk_bytes
@@ -112,6 +113,8 @@ class CudaExecutor:
             self._wide = _Lane(step, Chooser(step, self.vocab), Upload(step.inputs))
         self._write_tables = {name: Upload(table) for name, table in block_tables.items()}
         self._tables_written = self.kv.changes
+        # The choice whose tokens are the inputs of the next step.
+        self._newest: PendingChoice | None = None
 
     @property
     def caches(self) -> Mapping[str, Tensor]:
@@ -137,6 +140,7 @@ class CudaExecutor:
         """See :class:`~flintc.runtime.executor.Executor`; at most ``rows`` rows, or ``wide``."""
         lane = self._lane(len(seqs))
         lane.write(ids, positions, seqs)
+        self._newest = None
         self._write_changed_tables()
         lane.step.replay(lane.batch, "logits" if logits_rows else "body")
         if not logits_rows:
@@ -175,7 +179,12 @@ class CudaExecutor:
             lane.write(ids, positions, seqs)
             lane.chooser.ask(params, vocab)
         self._write_changed_tables()
-        return lane.chooser.start(lane.batch, positions)
+        self._newest = lane.chooser.start(lane.batch, positions)
+        return self._newest
+
+    def goes_on(self, choice: Choice) -> bool:
+        """See :class:`~flintc.runtime.executor.ChoosingExecutor`."""
+        return choice is self._newest
 
     def _lane(self, rows: int) -> _Lane:
         """What runs a step of so many rows."""
