@@ -415,8 +415,8 @@ def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:
         raise UsageError("kernels compute at the rounding points", remedy="use the reference backend for fp32")
     if device not in (None, "cuda" if chosen == "cuda" else "cpu"):
         raise UsageError(f"the {chosen} backend does not run on {device!r}")
-    if chosen == "cuda" and gpu_target() is None:
-        raise BackendError(_why_no_gpu(), remedy="choose backend reference or interpret")
+    if chosen == "cuda":
+        check_gpu()
     return chosen
 
 
@@ -436,6 +436,15 @@ def gpu_target() -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}" if f"sm_{major}{minor}" in TARGETS else None
+
+
+def check_gpu() -> None:
+    """BackendError unless this machine has a GPU that kernels are compiled for, and the package that launches them."""
+    from flintc.runtime.cuda.driver import load_driver
+
+    if gpu_target() is None:
+        raise BackendError(_why_no_gpu(), remedy="choose backend reference or interpret")
+    load_driver()
 
 
 def _why_no_gpu() -> str:

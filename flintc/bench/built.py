@@ -8,6 +8,7 @@ from pathlib import Path
 from flintc import api
 from flintc.bundle import Bundle, load_bundle
 from flintc.errors import BackendError, UsageError
+from flintc.runtime.cuda.driver import load_driver
 from flintc.spec import BoundModel
 
 #: Base of the rotation where the model has none: its tables are made, and read by nobody.
@@ -15,10 +16,11 @@ _THETA = 10000.0
 
 
 def gpu_here(what: str = "timing", *, remedy: str | None = None) -> str:
-    """Target of this machine's GPU; BackendError, saying that ``what`` needs one, where there is none."""
+    """Target of this machine's GPU, for ``what``; BackendError where it is missing, or the package to launch on it."""
     target = api.gpu_target()
     if target is None:
         raise BackendError(f"{what} needs a GPU of a target that kernels are compiled for", remedy=remedy)
+    load_driver()
     return target
 
 

@@ -63,7 +63,7 @@ def installed(package: str) -> str:
 
 
 def backends(gpus: list[Gpu]) -> list[str]:
-    """Backends that can run here, the default first."""
+    """Backends that can run here, the default first; where a GPU lacks only cuda-bindings the default is an error."""
     usable = any(gpu.target in TARGETS for gpu in gpus) and installed("cuda-bindings") != "not installed"
     return [*(["cuda"] if usable else []), "reference", "interpret"]
 

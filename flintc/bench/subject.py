@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from flintc import api
 from flintc.bench.runners import CudaRunner, InterpretRunner, ReferenceRunner, Runner
-from flintc.errors import BackendError, TokenizerError, UsageError
+from flintc.errors import TokenizerError, UsageError
 from flintc.ir.build import unfused
 from flintc.ir.graph import Graph
 from flintc.ir.plan import CompiledKernel, Plan
@@ -31,8 +31,8 @@ BACKENDS = ("reference", "interpret", "cuda")
 class Subject:
     """What is verified.
 
-    weights: by value name, on the GPU where there is one. tokenizer: or why there is none.
-    bundle: given by the user; its partition is then what runs. config: folder with a config.json in place of the
+    weights: by value name, on the GPU where there is one that kernels are compiled for. tokenizer: or why there is
+    none. bundle: given by the user; its partition is then what runs. config: folder with a config.json in place of the
     checkpoint's own. disabled: passes left out of the pipeline.
     """
 
@@ -56,7 +56,6 @@ class Subject:
 
         With a bundle it is made of the bundle's ops, whose pages and chunks may be other than the spec's.
         """
-        from flintc import api
         from flintc.passes import run_pipeline
 
         if self.bundle is None:
@@ -147,8 +146,8 @@ class Subject:
 
         chunks: with the general path, on which long prompts run; else it is left out.
         """
-        major, minor = torch.cuda.get_device_capability()
-        target = f"sm_{major}{minor}"
+        target = api.gpu_target()
+        assert target is not None
         if after is None and self.bundle is not None:
             plan = self.bundle.plan if chunks else replace(self.bundle.plan, general=None)
             return plan, self.bundle.for_target(target)
@@ -164,8 +163,8 @@ def check_backend(backend: str) -> None:
     """UsageError for a backend that does not exist, BackendError for one that cannot run here."""
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend {backend!r}", remedy=f"choose from {', '.join(BACKENDS)}")
-    if backend == "cuda" and not torch.cuda.is_available():
-        raise BackendError("there is no GPU here to run kernels on", remedy="choose interpret or reference")
+    if backend == "cuda":
+        api.check_gpu()
 
 
 def run_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -192,7 +191,6 @@ def open_subject(
     tokenizer: Path | None = None,
 ) -> Subject:
     """Open a checkpoint, read its weights, and check a bundle against it. Errors as for :func:`flintc.load`."""
-    from flintc import api
     from flintc.bundle import check_same_model
     from flintc.checkpoint import open_checkpoint
     from flintc.runtime.hub import find_checkpoint, find_companion
@@ -208,11 +206,11 @@ def open_subject(
     graph = api.run_passes(model, checkpoint.weights_format, stop_after="baseline").graph
     if built is not None:
         check_same_model(built, graph, checkpoint.weights_format)
-    weights = checkpoint.load(graph, model, "cuda" if torch.cuda.is_available() else "cpu")
+    weights = checkpoint.load(graph, model, "cuda" if api.gpu_target() else "cpu")
     text = find_tokenizer(checkpoint, tokenizer, config)
     return Subject(checkpoint.path, model, checkpoint.weights_format, weights, text, built, config)
 
 
-def default_backend() -> str:
-    """``cuda`` where there is a GPU, else ``reference``."""
-    return "cuda" if torch.cuda.is_available() else "reference"
+def default_backend(otherwise: str = "reference") -> str:
+    """``cuda`` where there is a GPU that kernels are compiled for, else ``otherwise``."""
+    return "cuda" if api.gpu_target() else otherwise

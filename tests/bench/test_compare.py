@@ -71,6 +71,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], fl
         return GIVEN[FUSED if args[0].name == "fused" else UNFUSED]
 
     monkeypatch.setattr("flintc.api.gpu_target", lambda: "sm_90")
+    monkeypatch.setattr("flintc.bench.built.load_driver", lambda: None)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Some GPU")
     monkeypatch.setattr(compare, "run_apart", given)
     return calls

@@ -1,11 +1,13 @@
 """What a load on a GPU runs: the bundle given, or one compiled on first use; and what does not fit is refused."""
 
+import sys
+
 import pytest
 
 import flintc
 from flintc import api
 from flintc.bundle import load_bundle
-from flintc.errors import BackendError, BundleError, CapacityError
+from flintc.errors import BackendError, BundleError, CapacityError, CheckpointError
 from flintc.runtime.cuda.capacity import RESERVE, pool_pages, symbols_of, workspace_bytes
 from flintc.runtime.kv import KvLayout
 from flintc.runtime.loading import check_fit
@@ -76,6 +78,20 @@ def test_a_gpu_that_nothing_is_compiled_for(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Some GPU")
     with pytest.raises(BackendError, match="compiled for sm_90, sm_100; Some GPU here is sm_86"):
         flintc.load("anywhere", device="cuda")
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "cuda"}, {"device": "cuda"}])
+def test_a_gpu_without_the_package_that_launches_is_told_before_anything_is_read(gpu, monkeypatch, options):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(BackendError, match=r"needs the package cuda-bindings \(pip install 'flintc\[cuda\]'\)"):
+        flintc.load("anywhere", **options)
+
+
+@pytest.mark.parametrize("options", [{"backend": "reference"}, {"device": "cpu"}, {"numerics": "fp32"}])
+def test_what_runs_without_that_package_does_not_ask_for_it(gpu, monkeypatch, options):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(CheckpointError, match="anywhere"):
+        flintc.load("anywhere", **options)
 
 
 def test_the_pool_takes_what_is_left():
