@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flintc.bench.divergence import kl
 from flintc.bench.step import StepInputs, prepare_step, run_in_groups
-from flintc.bench.subject import Subject, default_backend
-from flintc.bench.verify import PROMPTS, make_prompts, oracle_logits, step_prompts
+from flintc.bench.subject import Subject
+from flintc.bench.verify import PROMPTS, choose_kernels, make_prompts, oracle_logits, step_prompts
 
 Progress = Callable[[int, int, str], None]
 #: Logits of all prompts together, of which three copies are held: FP32, baseline, and the prefix at hand.
@@ -39,7 +39,7 @@ def measure_accuracy(
     backend: ``cuda`` (the default where there is a GPU: whole prompts), or ``interpret``: one step of eight rows, whose
     caches the reference fills, since Triton's interpreter takes most of a minute for a step of a small model.
     """
-    chosen = backend or ("cuda" if default_backend() == "cuda" else "interpret")
+    chosen = choose_kernels(backend)
     prompts = make_prompts(subject, None)
     prompts = prompts[: max(1, min(PROMPTS, _MOST_LOGITS // (len(prompts[0]) * subject.vocab)))]
     whole = chosen == "cuda"

@@ -13,7 +13,7 @@ from torch import Tensor
 from flintc.bench.divergence import LEAST_TOKENS, Divergence, Tally, Verdict, judge, losses, mean_perplexity
 from flintc.bench.runners import ReferenceRunner, Runner, Values
 from flintc.bench.step import ROWS, StepInputs, filler, new_caches, prepare_step, run_in_groups
-from flintc.bench.subject import Subject, default_backend, run_prompts
+from flintc.bench.subject import Subject, check_backend, default_backend, run_prompts
 from flintc.bench.tolerance import Difference, compare_value, roundings
 from flintc.errors import BackendError, UsageError
 from flintc.ir.graph import Graph, Launch
@@ -240,17 +240,44 @@ def oracle_logits(
     device: str = "cpu",
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
 ) -> list[list[Tensor]]:
-    """Logits of transformers on the CPU, once per dtype. BackendError where transformers is not installed."""
+    """Logits of transformers, which runs on ``device``, once per dtype; they lie on the CPU.
+
+    BackendError where transformers is not installed.
+    """
     made = [[x.cpu() for x in each] for each in _oracle(subject, device).logits(prompts, dtypes)]
     return [list(of_dtype) for of_dtype in zip(*made, strict=True)]
 
 
 def _oracle(subject: Subject, device: str) -> Oracle:
+    return find_oracle()(subject.path, subject.config, device)
+
+
+def find_oracle() -> type[Oracle]:
+    """What runs transformers; BackendError where it is not installed."""
     try:
         from flintc.bench.oracle import Oracle
     except ImportError as error:
-        raise BackendError(f"verify needs transformers: {error}", remedy="pip install 'flintc[verify]'") from error
-    return Oracle(subject.path, subject.config, device)
+        remedy = "pip install 'flintc[verify]'"
+        raise BackendError(f"the FP32 forward needs transformers: {error}", remedy=remedy) from error
+    return Oracle
+
+
+def choose_backends(backend: str | None = None, kernels: str | None = None) -> tuple[str, str]:
+    """What :func:`verify` runs the whole model and single launches on; errors as for :func:`choose_kernels`."""
+    whole = backend or default_backend()
+    check_backend(whole)
+    return whole, choose_kernels(kernels)
+
+
+def choose_kernels(kernels: str | None = None) -> str:
+    """The backend of single launches (default: cuda where there is a GPU, else interpret).
+
+    UsageError where it does not exist; BackendError where it cannot run here, or there is nothing to compare it with.
+    """
+    chosen = kernels or default_backend("interpret")
+    check_backend(chosen)
+    find_oracle()
+    return chosen
 
 
 def verify(
@@ -267,12 +294,11 @@ def verify(
     backend: runs the whole model (default: cuda where there is a GPU, else reference). kernels: runs single launches
     (default: cuda, else interpret). every: check each launch, not one per kernel.
     """
-    here = default_backend()
-    backend, kernels = backend or here, kernels or ("cuda" if here == "cuda" else "interpret")
+    backend, kernels = choose_backends(backend, kernels)
     runner = subject.runner(kernels)
     inputs = prepare_step(subject, step_prompts(subject, prompts), filler(runner), runner.device)
     checks = check_kernels(runner, inputs, every=every, progress=progress)
-    models, yardstick, exact = verify_model(subject, prompts, backend, "cuda" if here == "cuda" else "cpu", progress)
+    models, yardstick, exact = verify_model(subject, prompts, backend, subject.device, progress)
     return Verification(
         str(subject.path), subject.format, kernels, len(prompts), sum(map(len, prompts)), tuple(checks), models,
         yardstick, exact,

@@ -85,8 +85,10 @@ def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str, disabled: tup
 
     from flintc.bench.accuracy import measure_accuracy
     from flintc.bench.subject import open_subject
+    from flintc.bench.verify import choose_kernels
     from flintc.errors import UsageError
 
+    backend = choose_kernels()  # a mistake is told before the work, not after it
     with progress("measuring") as update:
         subject = replace(open_subject(checkpoint, spec=spec), disabled=disabled)
         if subject.format != ablation.weights:
@@ -94,7 +96,7 @@ def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str, disabled: tup
                 f"the weights of {checkpoint} are {subject.format}, not {ablation.weights}",
                 remedy="leave --weights out",
             )
-        found = measure_accuracy(subject, [step.name for step in ablation.steps], progress=update)
+        found = measure_accuracy(subject, [step.name for step in ablation.steps], backend, update)
     for name, accuracy in found.items():
         ablation = ablation.measured(
             name, kl_fp32=accuracy.kl_fp32, kl_baseline=accuracy.kl_baseline, kl_positions=accuracy.positions

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,14 @@ class State:
     """Process-wide switches set by flags."""
 
     debug = False
+
+
+class BackendName(StrEnum):
+    """What runs the plan."""
+
+    cuda = "cuda"
+    interpret = "interpret"
+    reference = "reference"
 
 
 def _set_debug(value: bool) -> bool:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,20 +13,12 @@ import typer
 
 from flintc.bench.memory import AnonymousPeak
 from flintc.bench.started import seconds_since_start
-from flintc.cli.common import BundleFolder, Debug, Json, emit, progress
+from flintc.cli.common import BackendName, BundleFolder, Debug, Json, emit, progress
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
     from flintc.runtime.generation import Generation
     from flintc.runtime.model import Model
-
-
-class BackendName(StrEnum):
-    """What runs the plan."""
-
-    cuda = "cuda"
-    interpret = "interpret"
-    reference = "reference"
 
 
 def register(app: typer.Typer) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flintc.cli.common import Debug, Json, check_folder, emit, progress, stdout
+from flintc.cli.common import BackendName, Debug, Json, check_folder, emit, progress, stdout
 
 if TYPE_CHECKING:
-    from flintc.bench.bisect import Bisection
+    from flintc.bench.bisect import Bisection, Run
     from flintc.bench.subject import Subject
     from flintc.bench.verify import Verification
 
@@ -27,8 +27,12 @@ def verify_command(
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text to measure on (default: one shipped).")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Runs the whole model (default: cuda, else reference).")] = None,
-    kernels: Annotated[str | None, typer.Option(help="Runs single kernels (default: cuda, else interpret).")] = None,
+    backend: Annotated[
+        BackendName | None, typer.Option(help="Runs the whole model (default: cuda, else reference).")
+    ] = None,
+    kernels: Annotated[
+        BackendName | None, typer.Option(help="Runs single kernels (default: cuda, else interpret).")
+    ] = None,
     every_launch: Annotated[bool, typer.Option(help="Check every launch, not one per kernel.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Most prompts to cut from the text.")] = 64,
     tokens: Annotated[
@@ -52,23 +56,26 @@ def verify_command(
     times that of transformers' own BF16, pooled, with 95 % confidence.
     """
     from flintc.bench.subject import open_subject
-    from flintc.bench.verify import make_prompts
+    from flintc.bench.verify import choose_backends, make_prompts
     from flintc.errors import UsageError
 
     if not bisect and (run or save_trace is not None):
         raise UsageError("--run and --save-trace are of --bisect, which is not asked for")
+    # A mistake is told before the work, not after it.
     check_folder(save_trace)
-    given = _read(text)  # a mistake is told before the work, not after it
+    given = _read(text)
+    runs = _runs(run or []) if bisect else None
+    chosen = (backend, kernels) if bisect else choose_backends(backend, kernels)
     with progress("loading"):
         subject = open_subject(checkpoint, bundle=bundle, spec=spec, config=config, tokenizer=tokenizer)
     cut = make_prompts(subject, given, tokens, prompts)
-    if bisect:
-        _bisect(subject, cut, run or [], save_trace, as_json)
+    if runs is not None:
+        _bisect(subject, cut, *runs, save_trace, as_json)
         return
     with progress("verifying") as update:
         from flintc.bench.verify import verify
 
-        found = verify(subject, cut, backend, kernels, every=every_launch, progress=update)
+        found = verify(subject, cut, *chosen, every=every_launch, progress=update)
     emit(as_json, found.to_json(), lambda: _show(found))
     if found.passed is False:
         raise typer.Exit(1)
@@ -111,30 +118,41 @@ def _show(found: Verification) -> None:
         stdout.print(f"{words[m.verdict.passed]}: {m.path}: {m.verdict.reason}", markup=False, highlight=False)
 
 
-def _bisect(subject: Subject, prompts: list[list[int]], runs: list[str], save: Path | None, as_json: bool) -> None:
-    from flintc.bench import bisect as search
-    from flintc.bench.step import filler, prepare_step
-    from flintc.bench.subject import default_backend
-    from flintc.bench.verify import step_prompts
+def _runs(given: list[str]) -> tuple[Run | Path, Run]:
+    """The two runs of a bisection, the first perhaps a saved trace; an error where one cannot be made here."""
+    from flintc.bench.bisect import parse_run
+    from flintc.bench.subject import check_backend, default_backend
     from flintc.errors import UsageError
 
-    if len(runs) > 2:
+    if len(given) > 2:
         raise UsageError("--run is given more than twice")
-    kernels = "cuda" if default_backend() == "cuda" else "interpret"
-    first, second = [*runs, *("reference/8", f"{kernels}/8")[len(runs) :]]
-    run = search.parse_run(second)
-    runner = subject.runner(run.backend, run.after)
+    one, other = [*given, *("reference/8", f"{default_backend('interpret')}/8")[len(given) :]]
+    first = Path(one) if Path(one).is_file() else parse_run(one)
+    second = parse_run(other)
+    for run in (first, second):
+        if not isinstance(run, Path):
+            check_backend(run.backend)
+    return first, second
+
+
+def _bisect(
+    subject: Subject, prompts: list[list[int]], first: Run | Path, second: Run, save: Path | None, as_json: bool
+) -> None:
+    from flintc.bench import bisect as search
+    from flintc.bench.step import filler, prepare_step
+    from flintc.bench.verify import step_prompts
+
+    runner = subject.runner(second.backend, second.after)
     with progress("bisecting") as update:
-        if Path(first).is_file():
-            trace = search.load_trace(Path(first), subject, runner.device)
+        if isinstance(first, Path):
+            trace = search.load_trace(first, subject, runner.device)
         else:
-            alone = search.parse_run(first)
-            traced = subject.runner(alone.backend, alone.after)
+            traced = subject.runner(first.backend, first.after)
             inputs = prepare_step(subject, step_prompts(subject, prompts), filler(traced), traced.device)
-            trace = search.trace_run(alone, traced, inputs).to(runner.device)
+            trace = search.trace_run(first, traced, inputs).to(runner.device)
         if save is not None:
             search.save_trace(save, trace, subject.graph("baseline"))
-        found = search.bisect(subject, trace, run, runner, update)
+        found = search.bisect(subject, trace, second, runner, update)
     emit(as_json, found.to_json(), lambda: _show_bisection(found))
     if found.found is not None:
         raise typer.Exit(1)

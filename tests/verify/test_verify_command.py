@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,12 @@ def trace(subject: Subject) -> search.Trace:
     return search.trace_run(search.Run("reference"), subject.runner("reference"), inputs)
 
 
+@pytest.fixture
+def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong is told before anything is read: no checkpoint is opened."""
+    monkeypatch.setattr("flintc.bench.subject.open_subject", lambda *args, **kwargs: pytest.fail("opened"))
+
+
 def verify(checkpoint: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict]:
     code = run(["verify", str(checkpoint), "--json", *flags])
     out = capsys.readouterr().out
@@ -64,12 +71,33 @@ def test_figures_of_a_short_text(checkpoint: Path, capsys: pytest.CaptureFixture
         (["--text", "no-such-file"], "no-such-file: cannot be read: No such file or directory\n"),
         (["--text", str(FILE)], f"{FILE.name}: not a text in UTF-8: "),
         (["--bisect", "--run", "fortran/8"], "neither BACKEND"),
-        (["--backend", "fortran", "--kernels", "reference", "--tokens", "20"], "unknown backend 'fortran'"),
+        (["--bisect", "--run", "reference/8", "--run", "cuda/8"], "there is no NVIDIA GPU here"),
+        (["--bisect", *3 * ["--run", "reference/8"]], "more than twice"),
+        (["--backend", "fortran"], "Invalid value for '--backend': 'fortran' is not one of"),
+        (["--kernels", "fortran"], "Invalid value for '--kernels': 'fortran' is not one of"),
+        (["--backend", "cuda"], "there is no NVIDIA GPU here"),
+        (["--kernels", "cuda"], "there is no NVIDIA GPU here"),
     ],
 )
-def test_mistakes(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("unopened")
+def test_mistakes(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert run(["verify", str(EXAMPLE), *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["verify", str(EXAMPLE)], ["ablate", "flint", "--measure", str(EXAMPLE)]])
+@pytest.mark.usefixtures("unopened")
+def test_without_transformers(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flintc.api.gpu_target", lambda: None)
+    monkeypatch.setitem(sys.modules, "flintc.bench.oracle", None)
+    assert run(argv) == 2
+    said = capsys.readouterr().err
+    assert "needs transformers: " in said and said.endswith("(pip install 'flintc[verify]')\n")
 
 
 @pytest.mark.parametrize("checkpoint", [EXAMPLE, FILE], ids=["bf16", "nvfp4"])
