@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,8 +118,12 @@ class Verdict:
 def judge(ours: Divergence, yardstick: Divergence, prompts: Sequence[Sequence[int]]) -> Verdict:
     """The pooled bound: with 95 % confidence the ratio of summed KLs does not exceed BOUND.
 
-    Prompts are drawn again with replacement, both sums from the same draw.
+    Prompts are drawn again with replacement, both sums from the same draw. A KL of ours that is infinite is refused
+    however little the text, since a draw may leave its prompt out.
     """
+    if wrong := sum(not math.isfinite(total) for total in ours.by_prompt):
+        reason = f"no finite KL from FP32 in {wrong} of {len(prompts)} prompts: logits that are NaN or infinite"
+        return Verdict(False, math.inf, math.inf, reason)
     pairs = torch.tensor([ours.by_prompt, yardstick.by_prompt], dtype=torch.float64).T
     totals = pairs.sum(0)
     ratio = float(totals[0] / totals[1])

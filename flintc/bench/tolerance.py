@@ -39,11 +39,10 @@ class Difference:
         return self.wrong == 0
 
     def to_json(self) -> dict[str, Any]:
-        """For ``--json``; what is not a number is its name."""
+        """For ``--json``."""
         numbers = {k: getattr(self, k) for k in ("excess", "error", "allowed", "got", "want")}
         return {
-            "value": self.value, "place": list(self.place), "wrong": self.wrong, "count": self.count,
-            **{k: v if torch.isfinite(torch.tensor(v)) else str(v) for k, v in numbers.items()},
+            "value": self.value, "place": list(self.place), "wrong": self.wrong, "count": self.count, **numbers,
         }  # fmt: skip
 
 

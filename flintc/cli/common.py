@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -63,11 +64,20 @@ stderr = Console(stderr=True)
 
 
 def emit(as_json: bool, data: Mapping[str, Any], show: Callable[[], None]) -> None:
-    """Print ``data`` as the one JSON object, or ``show`` it to a person."""
+    """Print ``data`` as the one JSON object, or ``show`` it to a person. JSON has null for what is no finite number."""
     if as_json:
-        sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(_finite(data), ensure_ascii=False, allow_nan=False) + "\n")
     else:
         show()
+
+
+def _finite(data: Any) -> Any:
+    """``data`` with None in place of infinities and NaN."""
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -81,6 +82,13 @@ def test_json_is_one_object_and_nothing_else(
     assert isinstance(json.loads(said.out, parse_constant=pytest.fail), dict)
     assert said.out.count("\n") == 1
     assert all(line.startswith("flintc: warning: ") for line in said.err.splitlines())
+
+
+def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"a": [1.5, math.nan, {"b": math.inf}], "c": (-math.inf, 2), "d": "nan", "e": True}
+    common.emit(True, data, lambda: pytest.fail("shown"))
+    got = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert got == {"a": [1.5, None, {"b": None}], "c": [None, 2], "d": "nan", "e": True}
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from kernel_faults import KERNEL_FAULTS
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from flintc import api
 from flintc.bench import bisect as search
+from flintc.bench import verify as verifier
 from flintc.bench.runners import InterpretRunner, ReferenceRunner
 from flintc.bench.step import prepare_step
 from flintc.bench.subject import Subject, open_subject
@@ -23,6 +26,7 @@ from flintc.bench.verify import verify as check
 from flintc.cli import run
 from flintc.codegen.planner import plan
 from flintc.errors import UsageError
+from flintc.runtime.executor import Executor
 from flintc.runtime.kv import KvLayout
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-flint"
@@ -98,6 +102,29 @@ def test_without_transformers(
     assert run(argv) == 2
     said = capsys.readouterr().err
     assert "needs transformers: " in said and said.endswith("(pip install 'flintc[verify]')\n")
+
+
+def test_a_model_that_is_no_model_fails_on_a_short_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN logits at one position of one prompt in three; and JSON that anybody can read."""
+    right, ruined = verifier.run_prompts, []
+
+    def wrong(executor: Executor, prompts: list[list[int]]) -> list[Tensor]:
+        made = right(executor, prompts)
+        if not ruined:
+            made[0][7] = torch.nan
+            ruined.append(True)
+        return made
+
+    monkeypatch.setattr(verifier, "run_prompts", wrong)
+    flags = ("--kernels", "reference", "--tokens", "50", "--prompts", "3")
+    assert run(["verify", str(EXAMPLE), "--json", *flags]) == 1
+    data = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    (found,) = data["flintc"]
+    assert data["passed"] is found["passed"] is False
+    assert found["kl_mean"] is found["kl_max"] is found["perplexity"] is found["ratio_upper"] is None
+    assert found["reason"].startswith("no finite KL from FP32 in 1 of 3 prompts")
 
 
 @pytest.mark.parametrize("checkpoint", [EXAMPLE, FILE], ids=["bf16", "nvfp4"])
