@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flintc import api
-from flintc.bundle import Bundle, load_bundle
-from flintc.errors import BackendError, UsageError
+from flintc.bundle import Bundle, check_same_model, load_bundle
+from flintc.errors import BackendError, BundleError, UsageError
 from flintc.runtime.cuda.driver import load_driver
 from flintc.spec import BoundModel
 
@@ -27,7 +27,7 @@ def gpu_here(what: str = "timing", *, remedy: str | None = None) -> str:
 def bundle_for(
     model: BoundModel, weights: str, bundle: Path | None, target: str, disable_passes: Sequence[str] = ()
 ) -> Bundle:
-    """The bundle in the folder ``bundle``, else one compiled; UsageError where the folder's is for other weights.
+    """The bundle in the folder ``bundle``, else one compiled; UsageError where the folder's is not of ``model``.
 
     disable_passes: left out of the one compiled; what the folder's leaves out is for the caller to look at.
     """
@@ -36,6 +36,13 @@ def bundle_for(
     built = load_bundle(bundle)
     if built.manifest.weights != weights:
         raise UsageError(f"{bundle} is for {built.manifest.weights} weights, not {weights}")
+    try:
+        check_same_model(built, api.run_passes(model, weights, stop_after="baseline").graph, weights)
+    except BundleError as error:
+        # The error speaks of a checkpoint, and there is none here.
+        name, own = model.spec.name, built.manifest.spec
+        message = f"the bundle {bundle} does not run {name} at the sizes asked for: it was compiled from {own}"
+        raise UsageError(message) from error
     return built
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,10 @@ from flintc.bench.compare import (
     measure_bundle,
     measure_comparison,
 )
+from flintc.bench.decode import measure_decode
+from flintc.bench.limits import measure_limits
+from flintc.bench.prefill import measure_prefill
+from flintc.bench.step_report import measure_step
 from flintc.bench.timing import StepFigures, Timing
 from flintc.bundle import Bundle, Origin, build_bundle, write_bundle
 from flintc.codegen.planner import plan
@@ -189,10 +193,28 @@ def test_a_bundle_after_other_passes_is_refused() -> None:
         checked(bundle_of(), TINY, "sm_90", ())
 
 
-def test_a_bundle_at_other_sizes_is_refused() -> None:
-    small = api._resized(load_spec("tiny-flint"), {"layers": 3})
-    with pytest.raises(UsageError, match="folder does not run tiny-flint at the sizes of its spec"):
-        checked(bundle_of(small), TINY, "sm_90", tuple(PASSES))
+@pytest.mark.usefixtures("here")
+def test_a_bundle_at_other_sizes_is_refused(tmp_path: Path) -> None:
+    write_bundle(bundle_of(api._resized(load_spec("tiny-flint"), {"layers": 3})), tmp_path / "small")
+    with pytest.raises(UsageError, match="small does not run tiny-flint at the sizes asked for"):
+        measure_comparison("tiny-flint", tmp_path / "small", None, 100, 5, None)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda folder: measure_prefill("flint", "bf16", folder, [8], None, 1),
+        lambda folder: measure_decode("flint", "bf16", folder, 100, [1], 1),
+        lambda folder: measure_step("flint", "bf16", folder, 100, 1, 10, None),
+        lambda folder: measure_limits("flint", "bf16", folder, 100),
+    ],
+    ids=["prefill", "generate", "forward", "limits"],
+)
+def test_no_bench_gives_the_figures_of_another_model(measure: Callable[[Path], Any], tmp_path: Path) -> None:
+    write_bundle(bundle_of(), tmp_path / "tiny")
+    with pytest.raises(UsageError, match=r"tiny does not run flint at the sizes asked for: .* from tiny-flint$"):
+        measure(tmp_path / "tiny")
 
 
 def test_a_bundle_for_another_gpu_is_refused() -> None:
