@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -196,6 +198,13 @@ def test_a_broken_rule_is_named(rule: str, launch: str, make: Callable[[], Plan]
 
 def test_every_rule_has_a_case() -> None:
     assert {rule for rule, *_ in CASES} == set(RULES)
+
+
+def test_the_page_says_what_a_refusal_says() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "dependent-launch.md").read_text(encoding="utf-8")
+    _, table = page.split("| rule | says |\n|---|---|\n")
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", table.partition("\n\n")[0], re.M)
+    assert dict(rows) == RULES
 
 
 def test_a_ring_one_page_too_small() -> None:
