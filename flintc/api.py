@@ -258,14 +258,6 @@ def open_bundle(bundle: Bundle | str | Path | None) -> Bundle | None:
     return bundle
 
 
-def check_layer(graph: Graph, layer: int | None) -> int | None:
-    """``layer``; UsageError where ``graph`` has no such layer."""
-    layers = list(graph.layers())
-    if layer is not None and layer not in layers:
-        raise UsageError(f"{graph.name} has no layer {layer}", remedy=f"its layers are 0 to {layers[-1]}")
-    return layer
-
-
 def spec_sha256(spec: Spec) -> str:
     """Hash of everything a spec says, whatever its files are called and however they are laid out."""
     import hashlib

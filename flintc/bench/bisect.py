@@ -26,7 +26,6 @@ from flintc.errors import CheckpointError, UsageError
 from flintc.ir.graph import Graph, Launch
 from flintc.passes import BASELINE
 from flintc.reference import Context, Nvfp4, run_op
-from flintc.runtime.values import first_versions
 
 Progress = Callable[[int, int, str], None]
 
@@ -171,7 +170,7 @@ def complete(graph: Graph, trace: Trace, device: str) -> dict[str, Tensor | Nvfp
 
 def save_trace(path: Path, trace: Trace, graph: Graph) -> None:
     """One safetensors file, whole or not at all: ``given/NAME`` and ``made/NAME``, the symbols in its metadata."""
-    caches = set(first_versions(graph).values())
+    caches = set(graph.first_versions.values())
     kept = {v.name for v in graph.values.values() if v.kind == "input"} | caches
     given = {f"given/{n}": t for n, t in trace.inputs.values.items() if n in kept and isinstance(t, Tensor)}
     made = {f"made/{n}": t for n, t in trace.made.items()}

@@ -14,7 +14,7 @@ from flintc.ir.graph import Graph, Launch
 from flintc.reference import Nvfp4
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.storage import KvStorage, rows_of_tables
-from flintc.runtime.values import attention_chunk, first_versions
+from flintc.runtime.values import attention_chunk
 
 #: Rows of a step.
 ROWS = 8
@@ -35,7 +35,7 @@ class StepInputs:
 
     def caches(self, graph: Graph) -> dict[str, Tensor]:
         """A fresh copy of every cache."""
-        found = {name: self.values[name] for name in set(first_versions(graph).values())}
+        found = {name: self.values[name] for name in set(graph.first_versions.values())}
         return {name: t.clone() for name, t in found.items() if isinstance(t, Tensor)}
 
     def to(self, device: str) -> StepInputs:

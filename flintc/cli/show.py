@@ -48,7 +48,8 @@ def show_command(
     from flintc.ir.svg import to_svg
 
     graph = api.lower(spec, weights, tuple(disable_pass or ()), stop_after=after, checkpoint=checkpoint)
-    layer = api.check_layer(graph, layer)
+    if layer is not None:
+        printer.need_layer(graph, layer)
     match Format.json if as_json else output:
         case Format.text:
             text = printer.to_text(graph, layer)

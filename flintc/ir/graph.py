@@ -137,6 +137,17 @@ class Graph:
         return {op: launch for launch in self.launches for op in launch.ops}
 
     @cached_property
+    def first_versions(self) -> Mapping[str, str]:
+        """Every version of every cache -> the first, whose memory it lives in."""
+        first = {v.name: v.name for v in self.values.values() if v.kind == "cache" and v.name not in self.producers}
+        for op in self.ops.values():
+            for output in op.outputs:
+                if self.values[output].kind == "cache":
+                    before = next((v for v in op.inputs if self.values[v].kind == "cache"), output)
+                    first[output] = first.get(before, before)
+        return first
+
+    @cached_property
     def op_graph(self) -> nx.DiGraph[str]:
         """Ops as nodes, one edge per producer-consumer pair (attribute ``values``)."""
         import networkx as nx  # here, since running a plan does not need it

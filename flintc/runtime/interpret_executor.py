@@ -14,7 +14,7 @@ from flintc.ir.types import resolve
 from flintc.reference import Nvfp4
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.storage import KvStorage, rows_of_tables
-from flintc.runtime.values import TORCH_DTYPES, attention_chunk, first_versions, for_kernels, zeroed
+from flintc.runtime.values import TORCH_DTYPES, attention_chunk, for_kernels, zeroed
 
 #: Rows of a step as kernels are captured for them; others are padded up.
 BATCHES = (1, 2, 4, 8)
@@ -52,7 +52,7 @@ class InterpretExecutor:
         self._given = for_kernels({**weights, **tables})
         self._storage = KvStorage(self.kv, torch.bfloat16)
         self._chunk = attention_chunk(plan.graph)
-        self._stored = first_versions(plan.graph)
+        self._stored = plan.graph.first_versions
         self._symbols = {"Q": slots, "T": -(-context // self.kv.layout.page), "C": rows_of_tables(tables)}
         largest = self._env(self.rows, context - 1)
         self._scratch = zeroed(plan.scratch, largest)

@@ -24,15 +24,6 @@ def attention_chunk(graph: Graph) -> int:
     return chunk
 
 
-def first_versions(graph: Graph) -> dict[str, str]:
-    """Later version of a cache -> the version that its memory is named after."""
-    first: dict[str, str] = {}
-    for op in graph.ops.values():
-        if op.kind == "kv_write":
-            first[op.outputs[0]] = first.get(op.inputs[2], op.inputs[2])
-    return first
-
-
 def zeroed(
     memory: Mapping[str, Scratch], env: Mapping[str, int], device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flintc.ir.graph import Graph, Launch
+from flintc.ir.graph import Launch
 from flintc.ir.plan import Arg, Effect, Kernel, Path, Plan, PlannedLaunch
 
 #: Effects that change memory, and those that see what it holds.
@@ -76,15 +76,4 @@ def first_wait(path: Path) -> int:
 
 def places(plan: Plan) -> dict[str, str]:
     """Memory of each value that shares it with others: activations by buffer, cache versions by their first."""
-    return {**plan.placement, **first_versions(plan.graph)}
-
-
-def first_versions(graph: Graph) -> dict[str, str]:
-    """Every version of every cache -> the first, whose memory it lives in."""
-    first = {v.name: v.name for v in graph.values.values() if v.kind == "cache" and v.name not in graph.producers}
-    for op in graph.ops.values():
-        for output in op.outputs:
-            if graph.values[output].kind == "cache":
-                before = next((v for v in op.inputs if graph.values[v].kind == "cache"), output)
-                first[output] = first.get(before, before)
-    return first
+    return {**plan.placement, **plan.graph.first_versions}

@@ -13,7 +13,7 @@ from flintc.ir.plan import Arg, CompiledKernel, Plan, PlannedLaunch
 from flintc.ir.types import resolve
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.driver import LoadedKernel, PreparedLaunch, load_kernel
-from flintc.runtime.values import TORCH_DTYPES, first_versions, for_kernels, zeroed
+from flintc.runtime.values import TORCH_DTYPES, for_kernels, zeroed
 
 #: How much of a step to run: without the output head (for tokens of a prompt that nobody continues from), with it, or
 #: with the choice of the next tokens.
@@ -43,7 +43,7 @@ class DeviceStep:
         self.symbols = dict(symbols)
         self.tensors = for_kernels(tensors)
         self._dependent = dependent
-        self._first = first_versions(plan.graph)
+        self._first = plan.graph.first_versions
         self.device = next(t.device for t in tensors.values() if isinstance(t, Tensor))
         self.kernels: dict[str, LoadedKernel] = {
             name: load_kernel(kernel, compiled[name]) for name, kernel in plan.kernels.items()

@@ -18,7 +18,7 @@ from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.prefill.chunk import Chunk
 from flintc.runtime.prefill.launch import Launch
 from flintc.runtime.prefill.products import ScaleRange, bf16_parts, in_word_order, product, scale_ranges
-from flintc.runtime.values import TORCH_DTYPES, first_versions
+from flintc.runtime.values import TORCH_DTYPES
 
 Values = dict[str, Tensor]
 #: What an unpacked weight must be multiplied by: see flintc/codegen/device/unpack.py.
@@ -49,7 +49,7 @@ class Given:
         self._kernels = plan.general.kernels
         self._ops = {routine.name: self._by_kind(routine) for routine in plan.general.routines}
         self._tensors = tensors
-        self._first = first_versions(plan.graph)
+        self._first = plan.graph.first_versions
         self._scales: dict[str, list[ScaleRange]] = {}
         self._parts: dict[str, Tensor] = {}
 
