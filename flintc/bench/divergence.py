@@ -96,11 +96,6 @@ def mean_perplexity(lost: Sequence[Tensor]) -> float:
     return float(every.mean().exp()) if len(every) else float("nan")
 
 
-def perplexity(logits: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> float:
-    """exp of the mean negative log-likelihood of each prompt's own next tokens."""
-    return mean_perplexity([losses(x, ids) for x, ids in zip(logits, prompts, strict=True)])
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether flintc is as close to FP32 as another BF16 implementation.

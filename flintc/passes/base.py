@@ -43,11 +43,6 @@ class FusionPass(Pass):
     #: Output rows per program of the launches it forms; None keeps what their matrix products had.
     tile: int | None = None
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Launch roles the pass forms."""
-        return tuple(dict.fromkeys(rule.role for rule in self.rules))
-
     def apply(self, graph: Graph) -> tuple[Graph, tuple[RuleCount, ...]]:
         """Join every match of the rules, earlier rules first; a match that would close a cycle is refused."""
         found, counts = search(graph, self.rules)

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 import flintc
-from flintc.bench.divergence import perplexity
+from flintc.bench.divergence import losses, mean_perplexity
 from flintc.bench.verify import default_text
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tiny-flint"
@@ -58,7 +58,7 @@ def test_bits_per_byte_on_text_it_never_saw(model: flintc.Model) -> None:
     """Parts of the held-out files, 500 ids at a time."""
     ids = model.tokenizer.encode(default_text())[:4000]
     prompts = [ids[i : i + 500] for i in range(0, len(ids), 500)]
-    bits = math.log2(perplexity([model.forward(p) for p in prompts], prompts))
+    bits = math.log2(mean_perplexity([losses(model.forward(p), p) for p in prompts]))
     size = len(model.tokenizer.decode(ids).encode())
     print(f"{bits * len(ids) / size:.3f} bits per byte")
     assert bits * len(ids) / size < BOUND
