@@ -8,8 +8,8 @@ dimensions, numbers and layer sets, and a value for ``checks``.
 
 from __future__ import annotations
 
-import math
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,6 +22,9 @@ Form = Literal["config", "gguf"]
 
 #: GGUF keys that carry no architecture prefix.
 _GGUF_GLOBAL = ("general.", "tokenizer.")
+
+#: Kernels count in 32 bits.
+_MAX_SIZE = 2**31 - 1
 
 _ABSENT = object()
 
@@ -164,10 +167,9 @@ class _Binder:
         return next(iter(found.values()), None)
 
     def number(self, key: str, value: object, whole: bool) -> Number:
-        kinds = int if whole else int | float
-        if isinstance(value, bool) or not isinstance(value, kinds) or not (value > 0 and math.isfinite(value)):
-            what = "whole number" if whole else "number"
-            raise self.error(f"{key} is {_show(value)}, expected a positive {what}")
+        kinds, what, most = (int, "whole number", _MAX_SIZE) if whole else (int | float, "number", sys.float_info.max)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
+            raise self.error(f"{key} is {_show(value)}, expected a positive {what}, at most {most}")
         return shortest_fp32(value) if self.form == "gguf" and isinstance(value, float) else value
 
     def check_fixed(self, model: BoundModel) -> None:
