@@ -41,6 +41,9 @@ def test_where_stop_ids_come_from(tmp_path):
     [
         ({"temperature": "hot"}, "temperature is 'hot', expected a number"),
         ({"top_k": True}, "top_k is True"),
+        ({"top_k": float("inf")}, "top_k is inf, expected a number"),
+        ({"top_k": float("nan")}, "top_k is nan, expected a number"),
+        ({"temperature": 10**400}, "temperature is 1000.*, expected a number"),
         ({"top_p": 3}, "top_p is 3"),
         ({"eos_token_id": ["<|end|>"]}, "eos_token_id .* expected token ids"),
         ([], "expected a JSON object"),
