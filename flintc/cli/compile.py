@@ -97,6 +97,6 @@ def _batches(text: str) -> tuple[int, ...]:
     from flintc.errors import UsageError
 
     items = split_list(text)
-    if not items or not all(i.isdigit() for i in items):
+    if not items or not all(i.isdecimal() for i in items):
         raise UsageError(f"--batch {text!r} is not a list of whole numbers", remedy="for example --batch 1,2,4,8")
     return tuple(int(i) for i in items)

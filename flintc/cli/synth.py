@@ -59,6 +59,6 @@ def synth_command(
 
 def _size(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if not name or not number.isdigit():
+    if not name or not number.isdecimal():
         raise UsageError(f"--set {text!r} is not NAME=N", remedy="for example --set experts=16")
     return name, int(number)
