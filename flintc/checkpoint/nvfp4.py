@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Values and bytes of a ggml block.
-BLOCK_VALUES, BLOCK_BYTES = 64, 36
+#: Bytes of a ggml block.
+BLOCK_BYTES = 36
 _GROUPS = 4
 
 #: Scale bytes as ggml reads them: the sign bit is masked, and the bits of NaN mean zero.

@@ -15,7 +15,7 @@ from flintc.codegen.planner import plan
 from flintc.ir.graph import Attr, Graph, Launch, Op, Value, ValueKind
 from flintc.ir.ops import OPS, infer
 from flintc.ir.plan import Kernel, Plan
-from flintc.ir.types import DType, Shape, TensorType, resolve
+from flintc.ir.types import DType, TensorType, resolve
 
 TORCH: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
 
@@ -115,8 +115,3 @@ def only_kernel(graph: Graph) -> Kernel:
     made = plan(graph)
     (launch,) = made.launches
     return made.kernel_for(launch, 1)
-
-
-def shape_of(graph: Graph, name: str) -> Shape:
-    """Shape of a value, symbols included."""
-    return graph.values[name].type.shape

@@ -10,7 +10,6 @@ LAYERS, FULL, DENSE, MOE = 49, 14, 2, 47
 H, HEADS, KV, D = 2048, 32, 4, 128
 ATTENTION = (HEADS + 2 * KV) * D * H + HEADS * D * H
 DENSE_MLP, EXPERT, SHARED, ROUTER = 3 * 6144 * H, 3 * 512 * H, 3 * 1024 * H, 256 * H
-NORMS = 2 * H + 2 * D + HEADS
 #: Bytes of one partial of all heads; partials that a launch makes and merges at 100K, and of 64 positions in a window.
 PARTIAL, FULL_PARTIALS, WINDOW_PARTIALS = HEADS * (D + 2) * 4, 66, 9
 
