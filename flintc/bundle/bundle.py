@@ -45,7 +45,9 @@ class Bundle:
             raise BundleError(
                 f"the bundle {self.path or self.manifest.spec} was built for {', '.join(self.manifest.targets)}, "
                 f"not for {target}",
-                remedy=f"flintc compile {self.manifest.spec} --weights {self.manifest.weights} --target {target}",
+                # Whose sizes its plan has, a bundle does not know.
+                remedy=f"flintc compile {self.manifest.spec} --weights {self.manifest.weights} --target {target}, "
+                "with --for CHECKPOINT if this bundle was made so",
             )
         return {name: c for (name, built_for), c in self.compiled.items() if built_for == target}
 

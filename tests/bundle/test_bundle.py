@@ -96,7 +96,8 @@ def test_other_target_is_refused_with_the_command_that_helps() -> None:
         with pytest.raises(BundleError) as caught:
             ask()
         assert "built for sm_90, not for sm_100" in str(caught.value)
-        assert "flintc compile tiny --weights bf16 --target sm_100" in str(caught.value)
+        command = "flintc compile tiny --weights bf16 --target sm_100"
+        assert f"({command}, with --for CHECKPOINT if this bundle was made so)" in str(caught.value)
 
 
 def test_kernels_must_be_those_of_the_plan() -> None:
