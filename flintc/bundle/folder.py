@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flintc.errors import BundleError
+from flintc.unfinished import unfinished
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -91,16 +90,14 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     path = path.resolve()
     if not _may_replace(path):
         raise BundleError(f"{path} exists and is not a bundle", remedy="choose another folder, or empty it yourself")
-    staging = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        (staging / KERNELS).mkdir(parents=True)
-        for name, data in files.items():
-            (staging / name).write_bytes(data)
-        _swap(staging, path)
+        with unfinished(path.parent) as staging:
+            (staging / KERNELS).mkdir()
+            for name, data in files.items():
+                (staging / name).write_bytes(data)
+            _swap(staging, path)
     except OSError as error:
         raise BundleError(f"cannot write the bundle {path}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _may_replace(path: Path) -> bool:
@@ -114,7 +111,7 @@ def _may_replace(path: Path) -> bool:
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Put ``staging`` in the place of ``path``, and keep ``path`` should that fail."""
+    """Put ``staging`` in the place of ``path``, which comes to lie beside it; keep ``path`` should that fail."""
     if not path.exists() or not any(path.iterdir()):
         staging.rename(path)
         return
@@ -125,4 +122,3 @@ def _swap(staging: Path, path: Path) -> None:
     except OSError:
         old.rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)

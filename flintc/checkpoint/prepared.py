@@ -6,16 +6,13 @@ how it was made (the recipe) and what of (the content of the stored tensors). A 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -33,12 +30,12 @@ from flintc.errors import CheckpointError, FlintcWarning
 from flintc.ir.graph import Graph, Value
 from flintc.reference.nvfp4 import BLOCK, Nvfp4
 from flintc.spec import BoundModel
+from flintc.unfinished import unfinished
 
 #: Version of what loading makes of stored tensors, and of these files. Raise it when codes, scales or roundings come
 #: out otherwise than before: copies of other versions are then not found.
 LAYOUT = 1
 WEIGHTS, MANIFEST = "weights.safetensors", "manifest.json"
-_UNFINISHED = ".unfinished-"
 
 Weights = dict[str, Tensor | Nvfp4]
 
@@ -123,7 +120,7 @@ class _Preparation:
         planned = [tensor for weight in self.weights for tensor in _plan(weight.value)]
         nbytes = sum(tensor.nbytes for tensor in planned)
         try:
-            folder = stack.enter_context(_unfinished(self.root))
+            folder = stack.enter_context(unfinished(self.root))
             free = shutil.disk_usage(folder).free
             if nbytes <= free:
                 return stack.enter_context(_Writer(folder, planned)), None
@@ -224,7 +221,6 @@ class _Writer:
             text = json.dumps({**whole, "digest": digest(whole)}, indent=1)
             (self._folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
             if not target.exists():
-                self._folder.chmod(0o755)
                 self._folder.rename(target)
         except OSError as error:
             if not target.exists():
@@ -259,32 +255,3 @@ def _plan(value: Value) -> list[PlannedTensor]:
         PlannedTensor(f"{name}{SCALE}", torch.float8_e4m3fn, (*rows, columns // BLOCK)),
         PlannedTensor(f"{name}{SCALE_2}", torch.float32, tuple(rows)),
     ]
-
-
-@contextmanager
-def _unfinished(root: Path) -> Iterator[Path]:
-    """A folder under ``root`` to write in, removed at the end; those of processes that were killed are removed first.
-
-    A lock says that its writer lives; the system drops it with the process.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"{_UNFINISHED}*"):
-        with suppress(OSError), _locked(left):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = Path(mkdtemp(prefix=_UNFINISHED, dir=root))
-    try:
-        with _locked(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder``; OSError where another process does."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)

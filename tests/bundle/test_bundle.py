@@ -15,6 +15,7 @@ from bundles import ORIGIN, make_bundle, make_compiled, make_plan
 
 from flintc.bundle import build_bundle, folder, load_bundle, write_bundle
 from flintc.errors import BundleError, VerificationError
+from flintc.unfinished import unfinished
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -180,6 +181,27 @@ def test_failed_write_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(BundleError, match="Operation not permitted"):
             write_bundle(make_bundle(), out)
     assert contents(tmp_path) == before
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    program = "import os; from bundles import make_bundle; from flintc.bundle import write_bundle"
+    program += "; from pathlib import Path; Path.write_bytes = lambda *_: os._exit(9)"
+    program += "; write_bundle(make_bundle(), Path('a'))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, check=False)
+    assert killed.returncode == 9 and [p.name for p in tmp_path.iterdir()] != []
+    with unfinished(tmp_path) as alive:
+        write_bundle(make_bundle(), tmp_path / "b")
+        assert alive.is_dir()
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_folder_that_another_process_has_just_made_is_let_be(tmp_path: Path) -> None:
+    """It has no lock yet."""
+    made = tmp_path / ".flintc-unfinished-0"
+    made.mkdir()
+    write_bundle(make_bundle(), tmp_path / "a")
+    assert made.is_dir()
 
 
 def test_written_folder_follows_the_umask(tmp_path: Path) -> None:

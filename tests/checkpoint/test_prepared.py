@@ -307,20 +307,24 @@ def test_a_disk_that_fills_up_loses_the_copy_only(gguf: Path, root: Path, no_spa
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(gguf: Path, root: Path) -> None:
-    dead, alive = root / ".unfinished-dead", root / ".unfinished-alive"
-    for folder in (dead, alive):
-        folder.mkdir(parents=True)
-    lock = "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)"
-    program = f"import fcntl, os, sys; {lock}; print(flush=True); input()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, str(alive)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    program = "import sys; from pathlib import Path; from flintc.unfinished import unfinished\n"
+    program += "with unfinished(Path(sys.argv[1])) as folder: print(folder, flush=True); input()"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
     try:
-        assert holder.stdout is not None and holder.stdout.readline()
+        dead, alive = (Path(os.fsdecode(w.stdout.readline().rstrip())) for w in writers if w.stdout is not None)
+        (dead / "half").write_bytes(b"a copy")
+        writers[0].kill()
+        writers[0].wait()
+        assert dead.is_dir() and alive.is_dir()
         load(gguf, root)
-        assert alive.is_dir() and not dead.exists()
+        assert alive.is_dir() and not dead.parent.exists()
     finally:
-        holder.communicate(b"\n")
+        for writer in writers:
+            writer.communicate(b"\n")
+    assert not alive.parent.exists()
 
 
 def test_of_two_writers_the_second_gives_way(gguf: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
