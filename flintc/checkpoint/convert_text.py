@@ -14,10 +14,10 @@ from flintc.checkpoint.gguf_scan import MetaValue
 from flintc.checkpoint.gguf_tokenizer import tokenizer_from_gguf, tokenizer_to_gguf
 from flintc.checkpoint.json_file import read_json
 from flintc.checkpoint.safetensors_folder import inside
+from flintc.checkpoint.tokenizer_config import TEMPLATE, TOKENIZER_CONFIG, find_template, special_tokens
 from flintc.errors import CheckpointError
 
-TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
-TOKENIZER_CONFIG, GENERATION = "tokenizer_config.json", "generation_config.json"
+TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
 
 
 def folder_text(metadata: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
@@ -44,7 +44,10 @@ def gguf_text(folder: Path, vocab_size: int) -> tuple[dict[str, MetaValue], str 
         return {}, f"{path}: no such file"
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-        return tokenizer_to_gguf(backend, vocab_size, _stop_ids(folder), _template(folder)), None
+        config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+        template, _ = find_template(folder, config) or (None, None)
+        bos = special_tokens(config).get("bos_token")
+        return tokenizer_to_gguf(backend, vocab_size, _stop_ids(folder), template, bos), None
     except CheckpointError:
         raise
     except Exception as error:  # package tokenizers raises nothing more specific
@@ -67,14 +70,6 @@ def _stop_ids(folder: Path) -> list[int]:
             if found:
                 return found
     return []
-
-
-def _template(folder: Path) -> str | None:
-    if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
-    config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
-    template = config.get("chat_template")
-    return template if isinstance(template, str) else None
 
 
 def _json(content: Mapping[str, object]) -> str:

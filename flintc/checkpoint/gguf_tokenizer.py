@@ -140,13 +140,18 @@ def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tokenizer_to_gguf(
-    backend: tokenizers.Tokenizer, vocab_size: int, stop_ids: Sequence[int] = (), chat_template: str | None = None
+    backend: tokenizers.Tokenizer,
+    vocab_size: int,
+    stop_ids: Sequence[int] = (),
+    chat_template: str | None = None,
+    bos_token: str | None = None,
 ) -> dict[str, MetaValue]:
     """Metadata that :func:`tokenizer_from_gguf` turns into an equal tokenizer.
 
     vocab_size: rows of the embedding; ids that stand for no token become unused ones. Of ``stop_ids`` the first
-    three are kept, which is all that GGUF has keys for. ValueError where the backend is no byte-level BPE, or splits
-    text otherwise than pre-tokenizer ``flint`` and has merges that this could change.
+    three are kept, which is all that GGUF has keys for. bos_token: what chat templates call so; left out where it is
+    no token. ValueError where the backend is no byte-level BPE, splits text otherwise than pre-tokenizer ``flint`` and
+    has merges that this could change, alters text before, or alters ids but for one that it puts before them.
     """
     state = json.loads(backend.to_str())
     merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges", [])]
@@ -154,6 +159,9 @@ def tokenizer_to_gguf(
         raise ValueError("the tokenizer is no byte-level BPE")
     if merges and state["pre_tokenizer"] != _pre_tokenizer_state():
         raise ValueError("the tokenizer does not split text as GGUF's pre-tokenizer 'flint' does")
+    for step in ("normalizer", "truncation", "padding"):
+        if state[step] is not None:
+            raise ValueError(f"the tokenizer has a step that GGUF cannot say: {step}")
     tokens: list[str] = [f"[PAD{i}]" for i in range(vocab_size)]
     kinds = [UNUSED] * vocab_size
     for token, i in state["model"]["vocab"].items():
@@ -168,7 +176,32 @@ def tokenizer_to_gguf(
         metadata[PAD] = stop_ids[0]
     if chat_template is not None:
         metadata[CHAT_TEMPLATE] = chat_template
-    return metadata
+    return metadata | _bos(backend, _id_before_text(state["post_processor"]), bos_token)
+
+
+def _bos(backend: tokenizers.Tokenizer, added: int | None, bos_token: str | None) -> dict[str, MetaValue]:
+    """Metadata of the token ``added`` before every text and of ``bos_token``, for both of which there is one key."""
+    if added is None:
+        named = None if bos_token is None else backend.token_to_id(bos_token)
+        return {} if named is None else {BOS: named, ADD_BOS: False}
+    text = backend.id_to_token(added)
+    if text is None or bos_token not in (None, text):
+        raise ValueError(f"the tokenizer puts id {added} ({text}) before a text, but its bos_token is {bos_token}")
+    return {BOS: added, ADD_BOS: True}
+
+
+def _id_before_text(processor: Any) -> int | None:
+    """The id that a post-processor puts before every text, if any; ValueError where it does more to the ids."""
+    steps = processor["processors"] if processor is not None and processor["type"] == "Sequence" else [processor]
+    altering = [step for step in steps if step is not None and step["type"] != "ByteLevel"]  # which moves offsets only
+    match [(step["type"], step.get("single"), step.get("special_tokens")) for step in altering]:
+        case [] | [("TemplateProcessing", [{"Sequence": {"id": "A"}}], _)]:
+            return None
+        case [("TemplateProcessing", [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}], known)]:
+            ids: list[int] = known[name]["ids"]
+            if len(ids) == 1:
+                return ids[0]
+    raise ValueError("the tokenizer does more after splitting than put one token before a text")
 
 
 def _pre_tokenizer_state() -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from flintc.checkpoint.tokenizer_config import find_template, special_tokens
 from flintc.errors import TokenizerError
 
 Message = Mapping[str, Any]
@@ -54,28 +55,12 @@ class ChatTemplate:
 
 
 def read_chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of a checkpoint: chat_template.jinja, else ``chat_template`` of tokenizer_config.json (``config``).
-
-    None where there is neither.
-    """
-    special = {name: text for name, value in config.items() if (text := _token_text(name, value)) is not None}
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), str(path), special)
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several named templates
-        source = next((t.get("template") for t in source if isinstance(t, dict) and t.get("name") == "default"), None)
-    if not isinstance(source, str):
+    """The template of a checkpoint folder, ``config`` being its tokenizer_config.json; None where it has none."""
+    found = find_template(folder, config)
+    if found is None:
         return None
-    return ChatTemplate(source, str(folder / "tokenizer_config.json"), special)
-
-
-def _token_text(name: str, value: object) -> str | None:
-    """Text of an entry such as ``"eos_token": "<|end|>"`` or ``"eos_token": {"content": "<|end|>", ...}``."""
-    if not name.endswith("_token"):
-        return None
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None
+    source, file = found
+    return ChatTemplate(source, str(file), special_tokens(config))
 
 
 def _to_json(value: object, ensure_ascii: bool = False, **options: Any) -> str:

@@ -15,10 +15,11 @@ from oracle.random_flints import logits, random_prompt
 from random_gguf import Flint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from flintc.checkpoint import open_checkpoint
 from flintc.checkpoint.convert import convert
+from flintc.checkpoint.convert_text import folder_text, gguf_text
 from flintc.checkpoint.synth import synth_safetensors
 from flintc.errors import CheckpointError, FlintcError, UsageError
 from flintc.ir.build import build
@@ -197,6 +198,31 @@ def test_text_travels_from_folder_to_gguf_and_back(bf16: Path, tmp_path: Path) -
     assert (tmp_path / "folder" / "chat_template.jinja").read_text() == CHAT_TEMPLATE
     stops = json.loads((tmp_path / "folder" / "generation_config.json").read_text())["eos_token_id"]
     assert stops == json.loads((bf16 / "generation_config.json").read_text())["eos_token_id"]
+
+
+def test_what_templates_use_travels_to_gguf_and_back(tmp_path: Path) -> None:
+    """A default template among others, and the token it begins with."""
+    write_demo_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    config = {
+        "bos_token": {"content": "<|system|>"},
+        "chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}"}],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    metadata, lost = gguf_text(tmp_path, 512)
+    assert lost is None and metadata["tokenizer.chat_template"] == "{{ bos_token }}"
+    assert metadata["tokenizer.ggml.bos_token_id"] == demo_tokenizer().token_to_id("<|system|>")
+    files, lost = folder_text(metadata)
+    assert lost is None and files["chat_template.jinja"] == "{{ bos_token }}"
+    assert json.loads(files["tokenizer_config.json"])["bos_token"] == "<|system|>"
+
+
+def test_a_tokenizer_that_gguf_cannot_say_is_noted(tmp_path: Path) -> None:
+    tokenizer = demo_tokenizer()
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    metadata, lost = gguf_text(tmp_path, 512)
+    assert metadata == {} and lost is not None and "tokenizer.json: " in lost and "normalizer" in lost
 
 
 def test_what_is_left_behind_is_noted(tmp_path: Path) -> None:

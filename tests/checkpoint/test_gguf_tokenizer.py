@@ -10,7 +10,7 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flintc.checkpoint.gguf_scan import GgufFile
 from flintc.checkpoint.gguf_tokenizer import tokenizer_from_gguf, tokenizer_to_gguf
@@ -175,6 +175,87 @@ def test_a_tokenizer_that_gguf_cannot_say_is_refused(trained: Tokenizer) -> None
         tokenizer_to_gguf(other, VOCAB)
     with pytest.raises(ValueError, match="no byte-level BPE"):
         tokenizer_to_gguf(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), VOCAB)
+
+
+def with_steps(trained: Tokenizer, *steps: Any) -> Tokenizer:
+    """``trained`` with a post-processor of these steps."""
+    tokenizer = Tokenizer.from_str(trained.to_str())
+    tokenizer.post_processor = steps[0] if len(steps) == 1 else processors.Sequence(list(steps))
+    return tokenizer
+
+
+def template(single: str, **tokens: int) -> Any:
+    special = [{"id": name, "ids": [i], "tokens": [name]} for name, i in tokens.items()]
+    return processors.TemplateProcessing(single=single, pair=f"{single} $B:1", special_tokens=special)
+
+
+OFFSETS = processors.ByteLevel(trim_offsets=False)
+
+
+@pytest.mark.parametrize("around", [(), (OFFSETS,)], ids=["template", "template among offsets"])
+def test_a_token_before_every_text_is_carried_over(trained: Tokenizer, around: tuple[Any, ...]) -> None:
+    bos = trained.token_to_id("<|endoftext|>")
+    original = with_steps(trained, *around, template("begin $A", begin=bos))
+    made = tokenizer_to_gguf(original, VOCAB, bos_token="<|endoftext|>")
+    assert (made["tokenizer.ggml.bos_token_id"], made["tokenizer.ggml.add_bos_token"]) == (bos, True)
+    found = tokenizer_from_gguf(made)
+    assert found.backend is not None and found.special_tokens["bos_token"] == "<|endoftext|>"
+    for text in TEXTS:
+        for special in (True, False):
+            expected = original.encode(text, add_special_tokens=special).ids
+            assert found.backend.encode(text, add_special_tokens=special).ids == expected
+    assert original.encode("x").ids[0] == bos
+    assert tokenizer_to_gguf(found.backend, VOCAB) == made
+
+
+@pytest.mark.parametrize("step", [OFFSETS, template("$A")], ids=["offsets", "nothing added"])
+def test_what_alters_no_ids_needs_no_word(trained: Tokenizer, step: Any) -> None:
+    assert tokenizer_to_gguf(with_steps(trained, step), VOCAB) == tokenizer_to_gguf(trained, VOCAB)
+
+
+def test_the_token_that_templates_begin_with_is_carried_over(trained: Tokenizer) -> None:
+    made = tokenizer_to_gguf(trained, VOCAB, bos_token="<|user|>")
+    assert made["tokenizer.ggml.add_bos_token"] is False
+    found = tokenizer_from_gguf(made)
+    assert found.special_tokens == {"bos_token": "<|user|>"}
+    assert found.backend is not None and found.backend.encode("x").ids == trained.encode("x").ids
+    assert tokenizer_to_gguf(trained, VOCAB, bos_token="<|none|>") == tokenizer_to_gguf(trained, VOCAB)
+
+
+ADDING = {
+    "a token after": (template("$A e", e=1),),
+    "two tokens before": (template("b c $A", b=1, c=2),),
+    "the text twice": (template("$A $A"),),
+    "two templates": (template("b $A", b=1), template("c $A", c=2)),
+    "another kind": (processors.BertProcessing(("a", 1), ("b", 2)),),
+}
+
+
+@pytest.mark.parametrize("case", ADDING)
+def test_other_additions_to_a_text_are_refused(trained: Tokenizer, case: str) -> None:
+    with pytest.raises(ValueError, match="more after splitting than put one token before"):
+        tokenizer_to_gguf(with_steps(trained, *ADDING[case]), VOCAB)
+
+
+def test_what_else_alters_ids_is_refused(trained: Tokenizer) -> None:
+    other = Tokenizer.from_str(trained.to_str())
+    other.normalizer = normalizers.Lowercase()
+    with pytest.raises(ValueError, match="GGUF cannot say: normalizer"):
+        tokenizer_to_gguf(other, VOCAB)
+    other.normalizer = None
+    other.enable_truncation(5)
+    with pytest.raises(ValueError, match="GGUF cannot say: truncation"):
+        tokenizer_to_gguf(other, VOCAB)
+    other.no_truncation()
+    assert tokenizer_to_gguf(other, VOCAB) == tokenizer_to_gguf(trained, VOCAB)
+
+
+def test_two_tokens_for_one_key_are_refused(trained: Tokenizer) -> None:
+    beginning = with_steps(trained, template("b $A", b=trained.token_to_id("<|user|>")))
+    with pytest.raises(ValueError, match=r"puts id \d+ \(<\|user\|>\) before a text, but its bos_token is <\|end"):
+        tokenizer_to_gguf(beginning, VOCAB, bos_token="<|endoftext|>")
+    with pytest.raises(ValueError, match=r"puts id 699 \(None\) before a text"):
+        tokenizer_to_gguf(with_steps(trained, template("b $A", b=699)), VOCAB)
 
 
 def test_bytes_alone_need_no_merges(tmp_path: Path) -> None:
