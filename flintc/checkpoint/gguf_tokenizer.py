@@ -111,9 +111,9 @@ def _backend(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     )
     bos = _token_id(metadata, BOS)
     if metadata.get(ADD_BOS) is True and bos is not None:
-        backend.post_processor = processors.TemplateProcessing(
-            single=[tokens[bos], "$A"], pair=None, special_tokens=[(tokens[bos], bos)]
-        )
+        # Under a name of its own: a token's text may hold what is syntax here.
+        named = {"id": "bos", "ids": [bos], "tokens": [tokens[bos]]}
+        backend.post_processor = processors.TemplateProcessing(single=["bos", "$A"], pair=None, special_tokens=[named])
     return backend
 
 

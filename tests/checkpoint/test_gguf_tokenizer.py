@@ -128,6 +128,17 @@ def test_a_beginning_is_put_before_a_text_where_the_file_says_so(metadata: dict[
     assert backend.encode("hello", add_special_tokens=False).ids == plain
 
 
+@pytest.mark.parametrize("text", ["a:b", "x:1", "$A"])
+def test_the_text_of_a_beginning_is_no_syntax(metadata: dict[str, Any], rebuilt: Tokenizer, text: str) -> None:
+    tokens, types = (list(metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
+    tokens[-1], types[-1] = text, gguf.TokenType.CONTROL.value
+    changed = metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    asked = {"tokenizer.ggml.bos_token_id": VOCAB - 1, "tokenizer.ggml.add_bos_token": True}
+    backend = tokenizer_from_gguf(changed | asked).backend
+    assert backend is not None
+    assert backend.encode("hello").ids == [VOCAB - 1, *rebuilt.encode("hello").ids]
+
+
 MISSING = {
     "tokens": ({"tokenizer.ggml.tokens": None}, "no tokenizer.ggml.tokens"),
     "tokens of another type": ({"tokenizer.ggml.tokens": [1, 2]}, "no tokenizer.ggml.tokens"),
