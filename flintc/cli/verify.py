@@ -61,6 +61,8 @@ def verify_command(
 
     if not bisect and (run or save_trace is not None):
         raise UsageError("--run and --save-trace are of --bisect, which is not asked for")
+    if bisect and (backend or kernels):
+        raise UsageError("--backend and --kernels are not of --bisect", remedy="say with --run what runs")
     # A mistake is told before the work, not after it.
     check_folder(save_trace)
     given = _read(text)

@@ -129,6 +129,7 @@ def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str])
         (("verify", "{checkpoint}", "--text", "{empty}"), "cannot be read: Is a directory"),
         (("verify", "{checkpoint}", "--run", "reference/1"), "are of --bisect, which is not asked for"),
         (("verify", "{checkpoint}", "--save-trace", "{empty}/x"), "are of --bisect, which is not asked for"),
+        (("verify", "{checkpoint}", "--bisect", "--kernels", "reference"), "--kernels are not of --bisect"),
         (("show", "flint", "--for", "{empty}"), "config.json: no such file"),
         (("generate", "{empty}/none", "--prompt", "x"), "no such file or folder"),
         (("generate", "{empty}", "--prompt", "x"), "config.json: no such file"),
