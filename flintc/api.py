@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from flintc.errors import BackendError, BundleError, FlintcWarning, UsageError
+from flintc.garbage import uncollected
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,8 +114,9 @@ def compile(
     from flintc.bundle import write_bundle
     from flintc.codegen.cache import cache_root
 
-    model, format = model_of(spec, weights, checkpoint)
-    bundle = _build(model, format, _targets(target), _batches(batch), disable_passes, progress)
+    with uncollected():
+        model, format = model_of(spec, weights, checkpoint)
+        bundle = _build(model, format, _targets(target), _batches(batch), disable_passes, progress)
     folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
     return write_bundle(bundle, folder)
 
@@ -179,12 +181,13 @@ def load(
     """
     # Ahead of the threads: what loads a library of its own (YAML, here) while they load torch's waits for those.
     import flintc.bundle  # noqa: F401
-    from flintc.runtime.early import early_start
+    from flintc.runtime.early import early_start, import_torch
 
     gpu = backend in (None, "cuda") and device in (None, "cuda") and numerics != "fp32"
     # A prepared copy is read in place of the checkpoint's own files.
     with early_start(None if prepared else path, gpu=gpu):
         built = open_bundle(bundle)  # ahead of what imports torch, to run beside what was begun
+        import_torch()
         from flintc.checkpoint import open_checkpoint
         from flintc.runtime.hub import find_checkpoint, find_companion
         from flintc.runtime.loading import find_defaults, find_tokenizer, load_weights, prepared_root
@@ -354,7 +357,12 @@ def _gpu_bundle(bundle: Bundle | None, model: BoundModel, weights: Weights, prog
     try:
         return load_bundle(folder)
     except BundleError:  # not there yet, or damaged
-        return write_bundle(_build(model, weights, [target], BATCHES, (), progress), folder)
+        made = _build(model, weights, [target], BATCHES, (), progress)
+    try:
+        return write_bundle(made, folder)
+    except BundleError as error:
+        warnings.warn(f"the compiled bundle is used, but not kept: {error}", FlintcWarning, stacklevel=2)
+        return made
 
 
 def _bundle_key(model: BoundModel, weights: str, target: str) -> str:
@@ -413,9 +421,9 @@ def _backend(backend: str | None, device: str | None, numerics: str) -> Backend:
 
 
 def _default_backend(device: str | None, numerics: str) -> str:
-    if device is None:
-        return "cuda" if numerics == "rounded" and gpu_target() else "reference"
-    return "cuda" if device == "cuda" else "reference"
+    if device == "cuda" or (device is None and numerics == "rounded" and gpu_target()):
+        return "cuda"
+    return "reference"
 
 
 def gpu_target() -> str | None:

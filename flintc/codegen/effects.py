@@ -47,8 +47,9 @@ def effects_of(
     """The paths of ``entry`` in ``source``; VerificationError, with the line, where its effects cannot be told."""
     module = ast.parse(source)
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-    waiting = _reaching(functions, {_WAIT, _TRIGGER})
-    synchronising = _reaching(functions, {_WAIT, _TRIGGER, _ARRIVE, _ARRIVE_FEW})
+    calls = {name: {dotted(n.func) for n in ast.walk(f) if isinstance(n, ast.Call)} for name, f in functions.items()}
+    waiting = _reaching(calls, {_WAIT, _TRIGGER})
+    synchronising = _reaching(calls, {_WAIT, _TRIGGER, _ARRIVE, _ARRIVE_FEW})
     paths: dict[Path, None] = {}
     pending: list[tuple[bool, ...]] = [()]
     for _ in range(_MOST_PATHS):
@@ -64,9 +65,8 @@ def effects_of(
     raise VerificationError(f"kernel {entry}: more than {_MOST_PATHS} paths through its waits and returns")
 
 
-def _reaching(functions: Mapping[str, ast.FunctionDef], found: set[str]) -> frozenset[str]:
+def _reaching(calls: Mapping[str, set[str]], found: set[str]) -> frozenset[str]:
     """``found``, and the functions that reach one of these through what they call."""
-    calls = {name: {dotted(n.func) for n in ast.walk(f) if isinstance(n, ast.Call)} for name, f in functions.items()}
     while more := {name for name, called in calls.items() if name not in found and not called.isdisjoint(found)}:
         found = found | more
     return frozenset(found)

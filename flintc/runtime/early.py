@@ -1,16 +1,14 @@
 """What a process can begin before it has imported torch, which takes longer than all else up to the first token.
 
 Threads of their own have the weights' files read from the disk, map torch's libraries and create the GPU's context:
-nothing of that needs Python, so it runs beside the imports. And those make objects by the hundred thousand that all
-stay: looking through them for garbage takes a sixth of the time, so it waits, and then leaves them to the rare search
-among what is old.
+nothing of that needs Python, so it runs beside the imports.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
+import importlib
 import importlib.util
 import os
 import stat
@@ -20,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from flintc.garbage import uncollected
 from flintc.runtime.cuda.driver import check, load_driver
 
 #: Torch's own libraries, in the order in which they need each other.
@@ -30,7 +29,7 @@ _STRETCH = 64 << 20
 
 @contextlib.contextmanager
 def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iterator[None]:
-    """Begin what is slow, for a ``gpu`` or without. Torch is imported in the block, where no garbage is collected.
+    """Begin what is slow, for a ``gpu`` or without. In the block, where no garbage is collected, call import_torch.
 
     weights: a checkpoint's file or folder, if it is here. Silent where something fails: whoever needs it will be told
     why it is not there.
@@ -44,27 +43,25 @@ def early_start(weights: str | Path | None = None, *, gpu: bool = False) -> Iter
             _in_background(partial(read_ahead, weights))
     if gpu:
         loading.append(_in_background(_create_context))
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        # A process that ends while libraries are being loaded into it crashes: what refuses a load at once waits here.
-        for thread in loading:
-            thread.join()
-        if collecting:
-            _count_as_old()
-            gc.enable()
+    with uncollected():
+        try:
+            yield
+        finally:
+            # A process that ends while libraries are loaded into it crashes: what refuses a load at once waits here.
+            for thread in loading:
+                thread.join()
 
 
-def _count_as_old() -> None:
-    """Make every object one of those that have been looked at in vain; garbage among them is still found."""
-    if not gc.get_freeze_count():  # what a program has frozen itself stays so
-        gc.freeze()
-        gc.unfreeze()
+def import_torch() -> None:
+    """Import torch, in a thread of its own, and wait for it. Silent where it fails: the next import will tell.
+
+    What its import leaves as garbage refers to the calls that it was made in. Were these the caller's own, all that
+    they hold, the weights of a model say, would outlive them until somebody looks among what is old.
+    """
+    _in_background(partial(importlib.import_module, "torch")).join()
 
 
-def _in_background(work: Callable[[], None]) -> threading.Thread:
+def _in_background(work: Callable[[], object]) -> threading.Thread:
     def run() -> None:
         with contextlib.suppress(Exception):
             work()

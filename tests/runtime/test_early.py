@@ -172,3 +172,16 @@ def test_loading_imports_no_more_than_it_needs():
         "print([name for name in ('triton', 'networkx', 'matplotlib') if name in sys.modules])\n"
     )
     assert said == ["1", "[]"]
+
+
+def test_a_model_that_is_dropped_leaves_memory_at_once():
+    """The first of a process, too: what importing torch leaves as garbage holds none of the calls that led to it."""
+    said = fresh(
+        "import gc, weakref, flintc\n"
+        f"model = flintc.load({str(EXAMPLE)!r}, backend='reference')\n"
+        "gone = [weakref.ref(model.executor), weakref.ref(next(iter(model.executor._given.values())))]\n"
+        "gc.disable()\n"
+        "del model\n"
+        "print([one() is None for one in gone])\n"
+    )
+    assert said == ["[True,", "True]"]

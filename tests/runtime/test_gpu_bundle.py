@@ -7,7 +7,7 @@ import pytest
 import flintc
 from flintc import api
 from flintc.bundle import load_bundle
-from flintc.errors import BackendError, BundleError, CapacityError, CheckpointError
+from flintc.errors import BackendError, BundleError, CapacityError, CheckpointError, FlintcWarning
 from flintc.runtime.cuda.capacity import RESERVE, pool_pages, symbols_of, workspace_bytes
 from flintc.runtime.kv import KvLayout
 from flintc.runtime.loading import check_fit
@@ -50,6 +50,13 @@ def test_a_damaged_bundle_in_the_cache_is_made_again(gpu, own_cache):
     (first.path / "plan.json").write_text("{}")
     assert api._gpu_bundle(None, tiny(), "bf16", None).manifest == first.manifest
     assert load_bundle(first.path).manifest == first.manifest
+
+
+def test_a_cache_that_cannot_be_written_loses_no_work(gpu, own_cache):
+    (own_cache / "bundles").write_text("in the way of the folder")
+    with pytest.warns(FlintcWarning, match="used, but not kept: cannot write the bundle"):
+        made = api._gpu_bundle(None, tiny(), "bf16", None)
+    assert made.for_target("sm_90")
 
 
 def test_keys_tell_models_weights_and_targets_apart():
