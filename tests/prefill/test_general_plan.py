@@ -16,7 +16,7 @@ from flintc.errors import BundleError
 from flintc.ir.plan import Plan
 from flintc.ir.serialize import plan_from_json, plan_to_json
 from flintc.passes import PASSES
-from flintc.runtime.prefill.memory import chunk_bytes
+from flintc.runtime.prefill.memory import chunk_bytes, router_bytes
 
 LAST = list(PASSES)[-1]
 
@@ -143,10 +143,18 @@ def test_damaged_json_is_refused(damage, message):
 
 @pytest.mark.parametrize(("rows", "context"), [(64, 64), (64, 512), (512, 512)])
 def test_memory_of_a_chunk_covers_its_largest_routine(rows, context):
-    """The experts of tiny-flint hold their rows, results and weights; a full layer's heads the whole context's keys."""
+    """The experts of tiny-flint hold their rows, results and weights; a full layer's heads the whole context's keys.
+
+    Those are gathered from their pages first.
+    """
     graph = baseline("tiny-flint")
     need = chunk_bytes(graph, general(graph), rows, context)
     results = rows * 3 * (128 * 2 + 64 * 2 + 128 * 4 + 4 + 4)
     keys = 2 * 2 * 2 * 32 * context
-    assert need >= max(results, keys)
-    assert need <= 3 * (results + keys + rows * 8 * (512 + 128))
+    assert need >= max(results, 2 * keys)
+    assert need <= 3 * (results + 2 * keys + rows * 8 * (512 + 128))
+
+
+def test_memory_of_routers_is_three_parts_of_each():
+    graph = baseline("flint")
+    assert router_bytes(graph, general(graph)) == 47 * 256 * 2048 * 3 * 2

@@ -157,6 +157,19 @@ def test_a_step_goes_on_from_the_newest_choice_alone(made):
     assert not made.goes_on(second)
 
 
+def test_a_thread_on_another_device_is_refused(made, monkeypatch):
+    """Its current stream would not wait for this model's copies."""
+    made._step.device = torch.device("cuda", 1)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    for call in (
+        lambda: made.step([1], [0], [0], logits_rows=[]),
+        lambda: made.choose([1], [0], [0], [None], None),
+        lambda: made.prompt(0, [1]),
+    ):
+        with pytest.raises(BackendError, match=r"the model is on cuda:1, and .* is cuda:0 \(call it in a block"):
+            call()
+
+
 def test_logits_of_a_wide_step_and_its_padding(made):
     slots = [made.kv.add(CONTEXT) for _ in range(5)]
     ids = random_ids(graph_of(SPEC, "bf16"), 5)

@@ -19,7 +19,7 @@ from flintc.runtime.cuda.wide import WIDTHS, WideStep, default_wide_from, serves
 from flintc.runtime.executor import Choice
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.prefill.launch import CudaLaunch
-from flintc.runtime.prefill.memory import chunk_bytes
+from flintc.runtime.prefill.memory import chunk_bytes, router_bytes
 from flintc.runtime.prefill.path import CHUNK, GeneralPath
 from flintc.runtime.sampling import SamplingParams
 from flintc.runtime.storage import KvStorage, rows_of_tables
@@ -154,6 +154,7 @@ class CudaExecutor:
     def prompt(self, slot: int, ids: Sequence[int]) -> Iterator[Tensor]:
         """See :class:`~flintc.runtime.executor.PromptExecutor`."""
         assert self.general is not None
+        self._check_device()
         return self.general.chunks(slot, ids)
 
     def logits(self, hidden: Tensor) -> Iterator[Tensor]:
@@ -188,11 +189,21 @@ class CudaExecutor:
 
     def _lane(self, rows: int) -> _Lane:
         """What runs a step of so many rows."""
+        self._check_device()
         if rows <= self.rows:
             return self._fast
         if self._wide is None or rows > self.wide:
             raise BackendError(f"a step of {rows} rows; the most are {self.wide or self.rows}")
         return self._wide
+
+    def _check_device(self) -> None:
+        """BackendError in a thread whose current device is another: its stream knows nothing of this model's work."""
+        own = self._step.device
+        if own.type == "cuda" and own.index != torch.cuda.current_device():
+            raise BackendError(
+                f"the model is on {own}, and this thread's current device is cuda:{torch.cuda.current_device()}",
+                remedy=f"call it in a block `with torch.cuda.device({own.index}):`",
+            )
 
     def _write_changed_tables(self) -> None:
         if self._tables_written != self.kv.changes:
@@ -202,4 +213,7 @@ class CudaExecutor:
 
 
 def _chunk_bytes(plan: Plan, rows: int, context: int) -> int:
-    return 0 if plan.general is None else chunk_bytes(plan.graph, plan.general, min(rows, context), context)
+    if plan.general is None:
+        return 0
+    most = chunk_bytes(plan.graph, plan.general, min(rows, context), context)
+    return most + router_bytes(plan.graph, plan.general)

@@ -24,16 +24,29 @@ def chunk_bytes(graph: Graph, general: General, rows: int, context: int) -> int:
         if graph.head.issuperset(routine.ops):
             continue
         inside = {v: graph.values[v].type.nbytes(env) for v in _made(graph, routine)}
-        inside |= _keys(graph, routine, rows, context)
-        most = max(most, sum(live.values()) + sum(inside.values()) + _unpacked(graph, routine))
+        keys = _keys(graph, routine, rows, context)
+        # Pages are gathered before they are laid side by side.
+        gathered = sum(keys.values())
+        inside |= keys
+        most = max(most, sum(live.values()) + sum(inside.values()) + gathered + _unpacked(graph, routine))
         live |= inside
         for value in _read(graph, routine):
             left[value] -= 1
         live = {v: size for v, size in live.items() if left[v] > 0}
     head = general.routines[-1]
     logits = sum(graph.values[v].type.nbytes({**env, "B": min(rows, LOGITS_ROWS)}) for v in _made(graph, head))
-    # What is read of logits, their logarithms of probabilities say, takes as much as they do.
-    return max(most, sum(live.values()) + _unpacked(graph, head) + 2 * logits)
+    # What is read of logits, their logarithms of probabilities say, and the part of them that it is read of.
+    return max(most, sum(live.values()) + _unpacked(graph, head) + 3 * logits)
+
+
+def router_bytes(graph: Graph, general: General) -> int:
+    """Every router's weight in BF16 parts, which the first chunk makes and which are kept."""
+    total = 0
+    for routine in general.routines:
+        for op in (graph.ops[o] for o in routine.ops if graph.ops[o].kind == "router"):
+            parts = general.kernels[routine.kernels["topk"]].constants["PARTS"]
+            total += 2 * int(parts) * graph.values[op.inputs[1]].type.size({})
+    return total
 
 
 def _read(graph: Graph, routine: Routine) -> set[str]:
