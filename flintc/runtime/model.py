@@ -79,14 +79,17 @@ class Model:
     def logprobs(self, token_ids: Sequence[int]) -> Tensor:
         """Log-probability of each token after the first, given those before it: f32[T - 1] on the CPU.
 
-        Needs no memory for the logits of all positions. Errors are those of :meth:`forward`.
+        -inf for ids that are padding, which are never sampled. Needs no memory for the logits of all positions. Errors
+        are those of :meth:`forward`.
         """
         ids = self._ids(token_ids)
         found = [torch.empty(0)]
         for first, part in self._logits(ids):
             following = torch.tensor(ids[first + 1 : first + 1 + len(part)], device=part.device)
             given = part[: len(following), : self.sampled_vocab].log_softmax(-1)
-            found.append(given.gather(1, following[:, None])[:, 0].cpu())
+            padding = following >= given.shape[1]
+            chosen = given.gather(1, following.masked_fill(padding, 0)[:, None])[:, 0]
+            found.append(chosen.masked_fill(padding, float("-inf")).cpu())
         return torch.cat(found)
 
     def _logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 from torch import Tensor
@@ -35,6 +36,11 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "seed"):
+            try:
+                object.__setattr__(self, name, index(getattr(self, name)))
+            except TypeError:
+                raise UsageError(f"{name} is {getattr(self, name)!r}: it must be a whole number") from None
         if not 0.0 <= self.temperature < float("inf"):
             raise UsageError(f"temperature is {self.temperature}: it must be 0 or more")
         if not 0.0 < self.top_p <= 1.0:

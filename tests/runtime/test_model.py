@@ -150,6 +150,18 @@ def test_logprobs_are_those_of_the_forward_pass(make_model):
         assert logprob == pytest.approx(expected[len(PROMPT) - 1 + i, token].item(), abs=1e-4)
 
 
+def test_logprobs_of_padding_ids_are_those_of_what_is_never_sampled(make_model):
+    model = make_model()
+    padding = model.sampled_vocab
+    assert padding < model.vocab
+    ids = [*PROMPT[:5], padding, *PROMPT[5:9]]
+    got, logits = model.logprobs(ids), model.forward(ids)[:, :padding]
+    assert got[4] == float("-inf")
+    rest = [i for i in range(len(ids) - 1) if i != 4]
+    expected = torch.log_softmax(logits, 1)[rest, [ids[i + 1] for i in rest]]
+    torch.testing.assert_close(got[rest], expected)
+
+
 def test_the_context_is_exactly_usable(make_model):
     model = make_model(context=64)
     full = model.generate(PROMPT, max_tokens=4, temperature=0.0, stop_ids=())

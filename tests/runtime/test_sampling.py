@@ -124,7 +124,7 @@ def test_extreme_logits_and_temperatures():
 @pytest.mark.parametrize(
     "bad",
     [{"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}, {"seed": -1},
-     {"seed": 2**64}],
+     {"seed": 2**64}, {"seed": 1.0}, {"top_k": 20.0}, {"top_k": None}],
 )  # fmt: skip
 def test_impossible_parameters_are_refused(bad):
     with pytest.raises(UsageError, match=next(iter(bad))):
