@@ -67,7 +67,8 @@ def verify_command(
     check_folder(save_trace)
     given = _read(text)
     runs = _runs(run or []) if bisect else None
-    chosen = (backend, kernels) if bisect else choose_backends(backend, kernels)
+    if runs is None:
+        choose_backends(backend, kernels)
     with progress("loading"):
         subject = open_subject(checkpoint, bundle=bundle, spec=spec, config=config, tokenizer=tokenizer)
     cut = make_prompts(subject, given, tokens, prompts)
@@ -77,7 +78,7 @@ def verify_command(
     with progress("verifying") as update:
         from flintc.bench.verify import verify
 
-        found = verify(subject, cut, *chosen, every=every_launch, progress=update)
+        found = verify(subject, cut, backend, kernels, every=every_launch, progress=update)
     emit(as_json, found.to_json(), lambda: _show(found))
     if found.passed is False:
         raise typer.Exit(1)

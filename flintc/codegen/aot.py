@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 
 from flintc.codegen.aot_pool import WORKER, Reply, Request, run_requests
@@ -54,7 +55,8 @@ def compile_kernels(
         if (stored := store.get(build.key)) is not None:
             finish(build, _compiled(build, json.loads(stored)))
     # The longest first, so that no worker is left alone with one at the end; source length is a fair guess.
-    missing = sorted(_by_kernel(b for b in builds if b not in done), key=lambda group: -len(group[0].kernel.source))
+    groups = groupby((b for b in builds if b not in done), key=lambda b: b.kernel.name)
+    missing = sorted((list(group) for _, group in groups), key=lambda group: -len(group[0].kernel.source))
     for index, reply in run_requests(list(map(_request, missing)), jobs or len(os.sched_getaffinity(0))):
         group = missing[index]
         for build, result in zip(group, reply["compiled"], strict=False):
@@ -77,14 +79,6 @@ class _Build:
         """Name of the result in the cache: what the compiler is told, and which compiler."""
         content = json.dumps([_request([self]), version("triton"), _worker_digest()], sort_keys=True)
         return hashlib.sha256(content.encode("ascii")).hexdigest()
-
-
-def _by_kernel(builds: Iterable[_Build]) -> list[list[_Build]]:
-    """One list a kernel, its targets in the order of ``builds``."""
-    groups: dict[str, list[_Build]] = {}
-    for build in builds:
-        groups.setdefault(build.kernel.name, []).append(build)
-    return list(groups.values())
 
 
 def _request(group: Sequence[_Build]) -> Request:

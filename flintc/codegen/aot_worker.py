@@ -129,7 +129,7 @@ class Compiler:
             except Exception:
                 print(printed.getvalue(), file=sys.stderr)
                 raise
-        if not self._ttir.exists():
+        if isinstance(self._source, ASTSource):
             self._ttir.write_text(compiled.asm["ttir"], encoding="utf-8")
             self._source = str(self._ttir)
         return reply_of(self._request, compiled, printed.getvalue())

@@ -9,6 +9,7 @@ from typing import Any
 
 import tokenizers
 
+from flintc.checkpoint.tokenizer_config import TOKENIZER_CONFIG
 from flintc.errors import TokenizerError
 from flintc.runtime.chat import ChatTemplate, Message, read_chat_template
 
@@ -98,7 +99,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_str(json.dumps(content))
     except Exception as error:  # the package raises nothing more specific
         raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
-    config_path = folder / "tokenizer_config.json"
+    config_path = folder / TOKENIZER_CONFIG
     config = _read_json(config_path) if config_path.is_file() else {}
     return Tokenizer(backend, read_chat_template(folder, config))
 

@@ -24,11 +24,10 @@ def chunk_bytes(graph: Graph, general: General, rows: int, context: int) -> int:
         if graph.head.issuperset(routine.ops):
             continue
         inside = {v: graph.values[v].type.nbytes(env) for v in _made(graph, routine)}
-        keys = _keys(graph, routine, rows, context)
-        # Pages are gathered before they are laid side by side.
-        gathered = sum(keys.values())
-        inside |= keys
-        most = max(most, sum(live.values()) + sum(inside.values()) + gathered + _unpacked(graph, routine))
+        inside |= (keys := _keys(graph, routine, rows, context))
+        # Twice the keys: their pages are gathered before they are laid side by side.
+        passing = sum(keys.values()) + _unpacked(graph, routine)
+        most = max(most, sum(live.values()) + sum(inside.values()) + passing)
         live |= inside
         for value in _read(graph, routine):
             left[value] -= 1
