@@ -53,7 +53,9 @@ def _unfused(model: BoundModel, weights: Weights) -> Graph:
     from flintc.ir.lower import lower_attention
 
     numerics = model.spec.numerics
-    return lower_attention(build(model, weights), numerics.attention_chunk, numerics.window_chunk)
+    return lower_attention(
+        build(model, weights), numerics.attention_chunk, numerics.window_chunk, numerics.attention_partials
+    )
 
 
 def model_of(

@@ -23,7 +23,8 @@ def baseline(spec: str, weights: Weights = "bf16") -> Graph:
     """The graph of a spec before the first pass."""
     model = bind_defaults(load_spec(spec))
     numerics = model.spec.numerics
-    return lower_attention(build(model, weights), numerics.attention_chunk, numerics.window_chunk)
+    cut = numerics.attention_chunk, numerics.window_chunk, numerics.attention_partials
+    return lower_attention(build(model, weights), *cut)
 
 
 @cache

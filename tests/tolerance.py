@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+
+from flintc.ir.graph import Graph, Launch
+from flintc.reference.executor import run_launch
+from flintc.reference.nvfp4 import Nvfp4
 
 
 def bf16_ulp(size: Tensor) -> Tensor:
@@ -41,3 +47,22 @@ def assert_close(
             f"{int(wrong.sum())} of {wrong.numel()} values are off; first at {list(at)}: {got[at].item()} instead of "
             f"{reference[at].item()} (allowed {limit[at].item():.3g})"
         )
+
+
+def rounded_probabilities(
+    graph: Graph, launch: Launch, name: str, values: Mapping[str, Tensor | Nvfp4]
+) -> Tensor | float:
+    """What the tiling may add to ``name`` where ``launch`` attends to the whole context: 2^-8 of the sum of p * |v|.
+
+    Its kernel rounds a probability by the maximum that a warp has seen so far of a run of chunks, the reference by that
+    of the chunk. values: all that the launch reads.
+    """
+    first = graph.ops[launch.ops[0]]
+    if first.kind != "attention_partial" or first.attrs["window"] is not None or name in first.outputs[1:]:
+        return 0.0
+    given = dict(values)
+    for value in graph.reads(launch):
+        planes = given.get(value)
+        if graph.values[value].kind == "cache" and isinstance(planes, Tensor):
+            given[value] = torch.stack((planes[:, 0], planes[:, 1].abs()), 1)
+    return run_launch(graph, launch, given)[name].float().nan_to_num(0.0) * 2.0**-8

@@ -160,7 +160,7 @@ def _rows(graph: Graph, launch: Launch, values: Values, rows: slice) -> dict[str
 def complete(graph: Graph, trace: Trace, device: str) -> dict[str, Tensor | Nvfp4]:
     """Every value of ``graph`` in a run: what it did not store is computed by the reference from what it did."""
     values: dict[str, Tensor | Nvfp4] = {**trace.inputs.values, **{k: t.to(device) for k, t in trace.made.items()}}
-    context = Context("rounded", trace.inputs.env["S"])
+    context = Context("rounded")
     for op in graph.ops.values():
         if any(name not in values for name in op.outputs):
             made = run_op(op, values, context)

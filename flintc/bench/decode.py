@@ -85,7 +85,7 @@ def synthetic_executor(
 ) -> CudaExecutor:
     """An executor with random weights, and random keys in all of its cache."""
     graph = bundle.plan.graph
-    sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": context, "S": 1}
+    sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": context}
     made = tensors(graph, sizes, theta, "cuda", 0)
     weights = {n: t for n, t in made.items() if graph.values[n].kind == "weight"}
     tables = {n: t for n, t in made.items() if graph.values[n].kind == "table" and not isinstance(t, Nvfp4)}

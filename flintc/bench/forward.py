@@ -16,7 +16,6 @@ from flintc.ir.plan import Buffer, CompiledKernel, Plan, PlannedLaunch
 from flintc.reference.nvfp4 import Nvfp4
 from flintc.runtime.cuda.driver import PreparedLaunch
 from flintc.runtime.cuda.step import DeviceStep, Part, captured
-from flintc.runtime.values import attention_chunk
 
 BATCHES = (1, 2, 4, 8)
 
@@ -32,7 +31,6 @@ def symbols_for(plan: Plan, context: int, sequences: int) -> dict[str, int]:
         "T": columns,
         "P": columns * sequences,
         "C": context,
-        "S": -(-context // attention_chunk(plan.graph)),
     }
 
 

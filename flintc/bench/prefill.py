@@ -103,7 +103,7 @@ class PrefillBench:
         if general is None:
             raise UsageError(f"the plan of {self.graph.name} has no general path: nothing to time")
         self.kv = KvCache(KvLayout.from_graph(self.graph), context, 1)
-        sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": context, "S": 1}
+        sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": context}
         #: Weights and tables by value name.
         self.given = for_kernels(tensors(self.graph, sizes, theta, "cuda", seed))
         storage = KvStorage(self.kv, torch.bfloat16, "cuda", whole=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from flintc.bench.ablation import Ablation, estimate_note, redundancy_text
+from flintc.bench.ablation import Ablation, added_note, estimate_note, redundancy_text
 from flintc.codegen.cache import write_atomically
 from flintc.ir.graph import Graph
 from flintc.ir.svg import to_svg
@@ -24,7 +24,7 @@ _HEIGHT, _COLUMN, _BAR = 260.0, 118.0, 70.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One step of the waterfall; ``drop`` is the part that the step took away."""
+    """One step of the waterfall; ``drop`` is the part that the step took away, negative where it added one."""
 
     name: str
     launches: int
@@ -74,6 +74,7 @@ def render_report(ablation: Ablation, run: PipelineRun) -> str:
         bar=_BAR,
         chart=(len(ablation.steps) * _COLUMN, _HEIGHT),
         note=estimate_note(ablation),
+        added=added_note(ablation),
         redundancy=redundancy_text,
         docs={name: p.doc.split("\n\n")[0].replace("\n", " ") for name, p in PASSES.items()},
         layer=layer,
@@ -122,7 +123,8 @@ def _counterparts(ablation: Ablation, published: Mapping[str, Any]) -> list[dict
     matched = {step["pass"] for step in published["steps"]}
     for bar in list(by_name.values())[1:]:
         if bar.name not in matched:
-            rows.append({"text": None, "percent": None, "bar": bar, "note": ""})
+            note = "launches added to save time" if bar.fewer < 0 else ""
+            rows.append({"text": None, "percent": None, "bar": bar, "note": note})
     return rows
 
 

@@ -14,7 +14,6 @@ from flintc.ir.graph import Graph, Launch
 from flintc.reference import Nvfp4
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.storage import KvStorage, rows_of_tables
-from flintc.runtime.values import attention_chunk
 
 #: Rows of a step.
 ROWS = 8
@@ -73,7 +72,6 @@ def prepare_step(
     given = {**subject.weights_on(device), **tables, **storage.tensors}
     env = {
         "Q": kv.slots, "T": -(-context // kv.layout.page), "P": kv.pages, "C": rows_of_tables(tables),
-        "S": (context - 1) // attention_chunk(graph) + 1,
     }  # fmt: skip
     slots = [kv.add(len(ids)) for ids in prompts]
     for slot, ids in zip(slots, prompts, strict=True):

@@ -145,8 +145,5 @@ def _slack(graph: Graph, launch: Launch, op: Op, name: str, values: Values) -> T
         tensor = given.get(value)
         if graph.values[value].kind == "cache" and isinstance(tensor, Tensor):
             given[value] = torch.stack((tensor[:, 0], tensor[:, 1].abs()), 1)
-    want = values[name]
-    assert isinstance(want, Tensor)
-    splits = want.shape[2] if op.kind == "attention_partial" else None
-    whole = run_launch(graph, replace(launch, ops=attention), given, splits=splits)
+    whole = run_launch(graph, replace(launch, ops=attention), given)
     return _PROBABILITY * whole[name].float().nan_to_num(0.0)

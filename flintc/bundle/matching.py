@@ -6,6 +6,9 @@ from flintc.bundle.bundle import Bundle
 from flintc.errors import BundleError
 from flintc.ir.graph import Graph
 
+#: Attributes that say how attention is cut, not what it computes.
+_TILING = ("chunk", "partials")
+
 
 def check_same_model(bundle: Bundle, graph: Graph, weights: str) -> None:
     """BundleError unless ``bundle`` runs the ops of ``graph``, the checkpoint's own, on weights of the same shapes.
@@ -32,6 +35,6 @@ def _weights_of(graph: Graph) -> dict[str, str]:
 
 def _ops_of(graph: Graph) -> dict[str, str]:
     return {
-        op.name: " ".join([op.kind, *(f"{k}={v}" for k, v in sorted(op.attrs.items()) if k != "chunk")])
+        op.name: " ".join([op.kind, *(f"{k}={v}" for k, v in sorted(op.attrs.items()) if k not in _TILING)])
         for op in graph.ops.values()
     }

@@ -106,12 +106,14 @@ def _with_accuracy(ablation: Ablation, checkpoint: str, spec: str, disabled: tup
 
 def show_ablation(ablation: Ablation) -> None:
     """The tables, and the published counts beside ours where there are any."""
-    from flintc.bench.ablation import ablation_table
+    from flintc.bench.ablation import ablation_table, added_note
     from flintc.bench.report import published_for
 
     stdout.print(ablation_table(ablation))
     if published := published_for(ablation):
-        first, last = ablation.steps[0], ablation.steps[-1]
+        first, fewest = ablation.steps[0], ablation.fewest
         before, after = published["launches_before"], published["launches_after"]
-        say(f"{first.launches:,} -> {last.launches:,}; published: {before:,} -> {after:,}, counted otherwise")
+        say(f"{first.launches:,} -> {fewest.launches:,}; published: {before:,} -> {after:,}, counted otherwise")
+        if added := added_note(ablation):
+            say(added)
         say("(--report FILE.html explains the difference)")

@@ -22,11 +22,8 @@ from flintc.ir.plan import Effect, EffectKind, Param, Path
 
 _WAIT, _TRIGGER = "tl.extra.cuda.gdc_wait", "tl.extra.cuda.gdc_launch_dependents"
 
-#: The helpers that may use atomics. The last of a group of programs to call the first, and no other, is told so; the
-#: second tells the last few, which go on once all have arrived: what holds of a last arriver holds of each of them. The
-#: third puts the counter of the second back.
-_ARRIVE, _ARRIVE_FEW, _LEAVE_FEW = "arrive_last", "arrive_few", "leave_few"
-_COUNTING = (_ARRIVE, _ARRIVE_FEW, _LEAVE_FEW)
+#: The one helper that may use atomics: the last of a group of programs to call it, and no other, is told so.
+_ARRIVE = "arrive_last"
 
 #: Functions of Triton that hand a pointer on without following it.
 _HAND_ON = frozenset(
@@ -49,7 +46,7 @@ def effects_of(
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     calls = {name: {dotted(n.func) for n in ast.walk(f) if isinstance(n, ast.Call)} for name, f in functions.items()}
     waiting = _reaching(calls, {_WAIT, _TRIGGER})
-    synchronising = _reaching(calls, {_WAIT, _TRIGGER, _ARRIVE, _ARRIVE_FEW})
+    synchronising = _reaching(calls, {_WAIT, _TRIGGER, _ARRIVE})
     paths: dict[Path, None] = {}
     pending: list[tuple[bool, ...]] = [()]
     for _ in range(_MOST_PATHS):
@@ -70,10 +67,6 @@ def _reaching(calls: Mapping[str, set[str]], found: set[str]) -> frozenset[str]:
     while more := {name for name, called in calls.items() if name not in found and not called.isdisjoint(found)}:
         found = found | more
     return frozenset(found)
-
-
-def _is_zero(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 0
 
 
 def _distinct(effects: Sequence[Effect]) -> Path:
@@ -119,11 +112,6 @@ class _Run:
     #: Conditions and loops around, beyond those that split paths.
     _inside: int = 0
     _silent: int = 0
-    #: Counters whose last few go on, with how deep inside they were arrived at; those that were left.
-    _few: dict[str, int] = field(default_factory=dict)
-    _left: set[str] = field(default_factory=set)
-    #: What the last few read and write.
-    _among: set[tuple[str, str]] = field(default_factory=set)
 
     def globals(self, module: ast.Module) -> None:
         """Take note of the module's constants."""
@@ -159,8 +147,6 @@ class _Run:
                 return self._if(node, frame)
             case ast.For(orelse=[]):
                 self._for(node, frame)
-            case ast.While(orelse=[]) if self._calls[-1] == _ARRIVE_FEW:
-                self._block(node.body, frame)  # looks at the counter again until all have arrived
             case ast.Return():
                 frame.returned.append(NOTHING if node.value is None else self._value(node.value, frame))
                 return True
@@ -302,15 +288,14 @@ class _Run:
             return Fact(data=pointer.pointers | pointer.data | mask.data)
         if name == "tl.store":
             mask = joined((named.get("mask", args[2] if len(args) > 2 else NOTHING),))
-            reset = _is_zero(node.args[1]) and self._calls[-1] in _COUNTING
-            self._access(node, "reset" if reset else "write", joined((args[0],)), mask)
+            zero = isinstance(node.args[1], ast.Constant) and node.args[1].value == 0
+            self._access(node, "reset" if zero and self._calls[-1] == _ARRIVE else "write", joined((args[0],)), mask)
             return NOTHING
         if name.startswith("tl.atomic_"):
-            if self._calls[-1] not in _COUNTING:
-                self._fail(node, f"{name} outside {', '.join(_COUNTING)}")
+            if self._calls[-1] != _ARRIVE:
+                self._fail(node, f"{name} outside {_ARRIVE}")
             pointer = joined((args[0],))
-            if self._calls[-1] != _LEAVE_FEW and not _is_zero(node.args[1]):
-                self._access(node, "arrive", pointer, NOTHING)
+            self._access(node, "arrive", pointer, NOTHING)
             return Fact(data=pointer.pointers)
         if name == "tl.inline_asm_elementwise":
             return self._assembly(node, joined((*args, *named.values())))
@@ -337,8 +322,8 @@ class _Run:
             self._fail(node, f"{function.name} calls itself")
         names = [a.arg for a in function.args.args]
         frame = _Frame(dict(zip(names, args, strict=False)) | named)
-        if function.name in _COUNTING:
-            return self._count(node, function, joined((frame.env[names[0]],)).pointers, frame)
+        if function.name == _ARRIVE:
+            return self._arrive(node, function, joined((frame.env[names[0]],)).pointers, frame)
         self._calls.append(function.name)
         returned = self._block(function.body, frame)
         self._calls.pop()
@@ -349,32 +334,14 @@ class _Run:
             result = merged({"": result}, {"": other})[""]
         return result if returned else joined((result,))
 
-    def _count(self, node: ast.Call, function: ast.FunctionDef, counter: frozenset[str], frame: _Frame) -> Value:
-        """A call of a function that counts at ``counter``."""
-        name, last = function.name, self._last
-        if self._calls[-1] in _COUNTING or len(counter) != 1:
-            self._fail(node, f"cannot tell which counter {name} is given")
-        if name == _LEAVE_FEW:
-            self._check_leave(node, *counter)
-            self._last = last[:-1]  # as the last arriver puts a counter back: in the words of those who arrived
-        elif name == _ARRIVE_FEW:
-            self._few[next(iter(counter))] = self._inside
-        self._calls.append(name)
+    def _arrive(self, node: ast.Call, function: ast.FunctionDef, counter: frozenset[str], frame: _Frame) -> Fact:
+        """A call of the helper that counts at ``counter``."""
+        if len(counter) != 1:
+            self._fail(node, f"cannot tell which counter {_ARRIVE} is given")
+        self._calls.append(_ARRIVE)
         self._block(function.body, frame)
         self._calls.pop()
-        self._last = last
-        if name == _LEAVE_FEW:
-            return NOTHING
-        told = Fact(data=counter, last=(*last, *counter))
-        return told if name == _ARRIVE else (told, Fact(data=counter))
-
-    def _check_leave(self, node: ast.Call, counter: str) -> None:
-        """Each of the last few leaves, and once: right inside the condition of being among them."""
-        if self._last[-1:] != (counter,):
-            self._fail(node, f"{_LEAVE_FEW} by others than the last few at its counter")
-        if self._inside != self._few[counter] + 1 or counter in self._left:
-            self._fail(node, f"{_LEAVE_FEW} must be called once by each of the last few")
-        self._left.add(counter)
+        return Fact(data=counter, last=(*self._last, *counter))
 
     def _assembly(self, node: ast.Call, args: Fact) -> Fact:
         """Inline assembly: arithmetic, or a prefetch."""
@@ -392,12 +359,6 @@ class _Run:
         if not pointer.pointers:
             self._fail(node, "cannot tell which parameter this points into")
         for param in sorted(pointer.pointers):
-            if kind in ("read", "write") and any(counter in self._few for counter in self._last):
-                # The few run at the same time, so what one of them writes no other may read.
-                other = {"read": "write", "write": "read"}[kind]
-                if (param, other) in self._among:
-                    self._fail(node, f"one of the last few writes {param} while another may read it")
-                self._among.add((param, kind))
             self._record(Effect(kind, param, self._last, tuple(sorted(self._guards | mask.data))))
 
     def _record(self, effect: Effect) -> None:

@@ -26,9 +26,8 @@ _BF16, _F32, _I32, _U8, _INT = "*bf16", "*fp32", "*i32", "*u8", "i32"
 #: Rows of the matrix that an attention program holds (rows of the prompt times heads that share keys), keys a tile,
 #: and warps: to the whole context, and to a window, where programs are short and so two of them share a processor.
 ATTENTION = {False: (128, 64, 8), True: (64, 32, 4)}
-#: Programs for each row and key head of a wide step, which has rows enough to fill the GPU: so few that one program
-#: merges what they found, since those that wait for each other would fill it too.
-STEP_PROGRAMS = 16
+#: Partials of a row and head of a wide step, which has rows enough to fill the GPU: few, since one program merges them.
+STEP_PARTIALS = 16
 #: Rows of one expert that a program multiplies.
 EXPERT_ROWS = 128
 #: Output columns, warps and stages of a program, by product and whether weights are packed.
@@ -150,7 +149,7 @@ class Kernels:
     def _step_attention(self, partial: Op, merge: Op) -> str:
         """The decode step's own kernel, each row of a sequence of its own; it does not wait."""
         launch = Launch(partial.name, "attention", (partial.name, merge.name))
-        found = step_attention(self.graph, launch, STEP_PROGRAMS)
+        found = step_attention(self.graph, launch, STEP_PARTIALS)
         return self._keep(replace(found, name=f"rows_{found.name}_step"))
 
     def experts(self, ops: Sequence[Op]) -> Purposes:

@@ -13,7 +13,7 @@ from math import prod
 
 from flintc.ir.crossings import SPREADS
 from flintc.ir.graph import Crossing, Graph, Launch, Op
-from flintc.ir.ops import OPS, RUNS
+from flintc.ir.ops import OPS
 from flintc.ir.types import SYMBOLS, Dim, resolve
 
 #: Values of the symbols of :mod:`flintc.ir.types`, and ``context``: tokens each row attends to, itself included.
@@ -65,14 +65,12 @@ class Cost:
 
 def decode_env(graph: Graph, context: int, batch: int = 1) -> dict[str, int]:
     """Symbols for a step of ``batch`` rows, each of its own sequence with ``context`` tokens, the new one included."""
-    chunk, page = 1, 1
+    page = 1
     for op in graph.ops.values():
-        if op.kind == "attention_partial" and op.attrs["window"] is None:
-            chunk = max(chunk, _whole(op.attrs["chunk"]))
         if op.kind == "kv_write":
             page = max(page, _whole(graph.values[op.outputs[0]].type.shape[3]))
     pages = -(-context // page)
-    sizes = {"B": batch, "S": -(-context // chunk), "P": pages * batch, "Q": batch, "T": pages, "C": context}
+    sizes = {"B": batch, "P": pages * batch, "Q": batch, "T": pages, "C": context}
     assert set(sizes) == set(SYMBOLS)
     return {**sizes, "context": context}
 
@@ -85,7 +83,6 @@ def graph_cost(graph: Graph, env: Env, launches: Iterable[Launch] | None = None)
 
 def launch_cost(graph: Graph, launch: Launch, env: Env) -> Cost:
     """Cost of one launch under ``env``; KeyError names a symbol it lacks."""
-    env = _with_runs(graph, launch, env)
     flops = {o: op_flops(graph, graph.ops[o], env) for o in launch.ops}
     return Cost(
         programs(graph, launch, env),
@@ -96,12 +93,6 @@ def launch_cost(graph: Graph, launch: Launch, env: Env) -> Cost:
     )
 
 
-def _with_runs(graph: Graph, launch: Launch, env: Env) -> Env:
-    """``env`` as ``launch`` sees it: one that makes partials and merges them makes RUNS at most."""
-    kinds = {graph.ops[o].kind for o in launch.ops}
-    return {**env, "S": min(env["S"], RUNS)} if {"attention_partial", "attention_merge"} <= kinds else env
-
-
 def programs(graph: Graph, launch: Launch, env: Env) -> int:
     """Programs that the launch needs by its tiles; a kernel may take more to split its rows or its batch further.
 
@@ -110,7 +101,6 @@ def programs(graph: Graph, launch: Launch, env: Env) -> int:
     """
     if len(launch.ops) == 1:
         return _op_programs(graph, graph.ops[launch.ops[0]], launch.tile or DEFAULT_TILE, env)
-    env = _with_runs(graph, launch, env)
     import networkx as nx
 
     links: nx.Graph[str] = nx.Graph()
@@ -164,7 +154,7 @@ def op_flops(graph: Graph, op: Op, env: Env) -> int:
     if op.kind in ("attention", "attention_partial"):
         return 4 * graph.values[op.inputs[0]].type.size(env) * visible(op, env)
     if op.kind == "attention_merge":
-        return 2 * graph.values[op.inputs[0]].type.size(env)
+        return _value_bytes(graph, op.inputs[0], env) // 2
     if op.kind == "combine":
         return 2 * graph.values[op.inputs[0]].type.size(env)
     return _FLOPS_PER_ELEMENT.get(op.kind, 0) * sum(graph.values[v].type.size(env) for v in op.outputs[:1])
@@ -185,7 +175,7 @@ def _op_programs(graph: Graph, op: Op, tile: int, env: Env) -> int:
         return batch * -(-rows // tile)
     if op.kind in ("attention", "attention_partial"):
         kv_heads = resolve(graph.values[op.inputs[1]].type.shape[2], env)
-        return resolve(out[0], env) * kv_heads * (resolve(out[2], env) if len(out) > 2 else 1)
+        return resolve(out[0], env) * kv_heads * (_live_splits(graph, op, env) if len(out) > 2 else 1)
     if op.kind == "attention_merge":
         return prod(resolve(d, env) for d in graph.values[op.inputs[0]].type.shape[:2])
     if op.kind == "kv_write":
@@ -204,7 +194,23 @@ def _bytes_written(graph: Graph, launch: Launch, env: Env) -> int:
 def _written(graph: Graph, op: Op, value: str, env: Env) -> int:
     if op.kind == "kv_write":
         return resolve(graph.values[op.inputs[0]].type.shape[0], env) * _token_bytes(graph, value)
-    return graph.values[value].type.nbytes(env)
+    return _value_bytes(graph, value, env)
+
+
+def _value_bytes(graph: Graph, value: str, env: Env) -> int:
+    """Bytes of a value, of partials those that the context needs."""
+    nbytes = graph.values[value].type.nbytes(env)
+    op = graph.ops.get(graph.producers.get(value, ""))
+    if op is None or op.kind != "attention_partial":
+        return nbytes
+    return nbytes * _live_splits(graph, op, env) // _whole(graph.values[op.outputs[1]].type.shape[2])
+
+
+def _live_splits(graph: Graph, op: Op, env: Env) -> int:
+    """Partials of a row that an attention over the whole context has in ``env``; under a window, all it may have."""
+    count = _whole(graph.values[op.outputs[1]].type.shape[2])
+    chunks = -(-env["context"] // _whole(op.attrs["chunk"]))
+    return count if op.attrs["window"] is not None else min(count, chunks)
 
 
 def _bytes_read(graph: Graph, launch: Launch, env: Env) -> int:
@@ -224,7 +230,7 @@ def _bytes_read(graph: Graph, launch: Launch, env: Env) -> int:
 def _port_bytes(graph: Graph, op: Op, port: str, value: str, env: Env) -> int:
     """Bytes that ``op`` reads at ``port``: less than the whole value where it picks rows, heads, experts or tokens."""
     part = _PARTS.get((op.kind, port))
-    return part(graph, op, value, env) if part else graph.values[value].type.nbytes(env)
+    return part(graph, op, value, env) if part else _value_bytes(graph, value, env)
 
 
 def _rows(graph: Graph, op: Op, value: str, env: Env) -> int:

@@ -1,7 +1,7 @@
 """The dataflow graph of one forward step and its partition into launches.
 
 Ops say *what* is computed, with every rounding point in it. A launch is a set of ops that share one
-kernel call. Passes only make the partition coarser; they never touch an op.
+kernel call. Passes change the partition; they never touch an op.
 """
 
 from __future__ import annotations

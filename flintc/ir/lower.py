@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flintc.errors import VerificationError
-from flintc.ir.graph import Graph, Launch, Op, Value
+from flintc.ir.graph import Attr, Graph, Launch, Op, Value
 from flintc.ir.ops import OPS, infer
 
 
-def lower_attention(graph: Graph, chunk: int, window_chunk: int | None = None) -> Graph:
+def lower_attention(graph: Graph, chunk: int, window_chunk: int | None = None, partials: int = 66) -> Graph:
     """Replace each `attention` by `attention_partial` over chunks of ``chunk`` positions and `attention_merge`.
 
-    Layers with a window have chunks of ``window_chunk`` (default: ``chunk``). The partial keeps the op's name; the
-    merge is ``<name>_merge`` and makes the op's output ``y`` from ``y.o``, ``y.m`` and ``y.l``. The graph must hold
-    one launch per op, as built.
+    Layers with a window have chunks of ``window_chunk`` (default: ``chunk``), each a partial; those over the whole
+    context have at most so many ``partials`` a row. The partial keeps the op's name; the merge is ``<name>_merge`` and
+    makes the op's output ``y`` from ``y.o``, ``y.m`` and ``y.l``. The graph must hold one launch per op, as built.
     """
     values, ops = dict(graph.values), {}
     pieces: dict[str, tuple[Op, ...]] = {}
     for op in graph.ops.values():
-        own = chunk if op.attrs.get("window") is None else window_chunk or chunk
-        pieces[op.name] = _split(op, own, values) if op.kind == "attention" else (op,)
+        whole = op.attrs.get("window") is None
+        cut: dict[str, Attr] = (
+            {"chunk": chunk, "partials": partials} if whole else {"chunk": window_chunk or chunk, "partials": None}
+        )
+        pieces[op.name] = _split(op, cut, values) if op.kind == "attention" else (op,)
         ops.update({piece.name: piece for piece in pieces[op.name]})
     launches: list[Launch] = []
     for launch in graph.launches:
@@ -32,13 +36,13 @@ def lower_attention(graph: Graph, chunk: int, window_chunk: int | None = None) -
     return replace(graph, values=values, ops=ops, launches=tuple(launches))
 
 
-def _split(op: Op, chunk: int, values: dict[str, Value]) -> tuple[Op, Op]:
+def _split(op: Op, cut: Mapping[str, Attr], values: dict[str, Value]) -> tuple[Op, Op]:
     """The two ops of one `attention`; their partials are added to ``values``."""
     (y,) = op.outputs
     inputs = dict(zip((p.removesuffix("?") for p in OPS["attention"].inputs), op.inputs, strict=False))
     sinks = (inputs["sinks"],) if "sinks" in inputs else ()
     partials = tuple(f"{y}.{port}" for port in OPS["attention_partial"].outputs)
-    attrs = {**op.attrs, "chunk": chunk}
+    attrs = {**op.attrs, **cut}
     read = tuple(v for v in op.inputs if v not in sinks)
     for name, type in zip(
         partials, infer("attention_partial", tuple(values[v].type for v in read), attrs), strict=True

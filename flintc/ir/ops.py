@@ -233,25 +233,37 @@ def _attention(types: Types, attrs: Attrs) -> Types:
     return (_flat(*q.shape),)
 
 
-#: Most partials of a row and head over the whole context in a launch that merges them too. Kernels may make fewer.
-RUNS = 66
-
-
-def splits(window: int | None, chunk: int) -> Dim:
-    """Partials a row can need: the symbol ``S`` over the whole context, a number under a window.
+def splits(window: int | None, chunk: int, partials: int | None) -> int:
+    """Partials a row can need: at most ``partials`` over the whole context, one for each chunk of a window.
 
     Chunks start at absolute multiples of ``chunk``, so a window of w positions touches at most (w - 2) // chunk + 2.
     """
-    return "S" if window is None else (window + chunk - 2) // chunk + 1
+    if window is None:
+        assert partials is not None
+        return partials
+    return (window + chunk - 2) // chunk + 1
+
+
+def _splits(attrs: Attrs) -> int:
+    """The same of an op, after checking its attributes."""
+    chunk, window = _int(attrs, "chunk"), _window(attrs)
+    partials = attrs.get("partials")
+    _need(chunk > 0, f"chunk must be positive, not {chunk}")
+    _need(
+        (window is None) == (partials is not None),
+        "partials is how many a row has over the whole context: it goes without a window, and only so",
+    )
+    if partials is None:
+        return splits(window, chunk, None)
+    _need(_int(attrs, "partials") > 0, f"partials must be positive, not {partials}")
+    return splits(window, chunk, _int(attrs, "partials"))
 
 
 def _attention_partial(types: Types, attrs: Attrs) -> Types:
     q, _ = _attention_inputs(types)
-    chunk, window = _int(attrs, "chunk"), _window(attrs)
-    _need(chunk > 0, f"chunk must be positive, not {chunk}")
+    count = _splits(attrs)
     _positive(attrs, "scale")
     rows, heads, head = q.shape
-    count = splits(window, chunk)
     stat = TensorType("f32", (rows, heads, count))
     return TensorType("f32", (rows, heads, count, head)), stat, stat
 
@@ -263,6 +275,8 @@ def _attention_merge(types: Types, attrs: Attrs) -> Types:
         o.dtype == m.dtype == l.dtype == "f32" and m.shape == l.shape == o.shape[:3],
         f"partials are {o}, {m}, {l}: expected f32 with equal leading dimensions",
     )
+    count = _splits(attrs)
+    _need(o.shape[2] == count, f"o is {o}: its chunk, window and partials make {count} splits")
     _sinks(types, 5, o.shape[1])
     return (_flat(o.shape[0], o.shape[1], o.shape[3]),)
 
@@ -408,19 +422,20 @@ OPS: dict[str, OpDef] = {
             "attention_partial",
             _ATTENTION_INPUTS,
             ("o", "m", "l"),
-            {"scale": ..., "window": None, "chunk": ...},
+            {"scale": ..., "window": None, "chunk": ..., "partials": None},
             _attention_partial,
             "scores FP32; m running max; l sum of unrounded exp(s-m); "
             "bf16(p) for P.V, FP32 accumulate; o, m, l FP32 and o unnormalised",
-            "One partial per chunk of `chunk` absolute positions. Split j of a row covers chunk first + j, "
-            "where first = max(0, position - window + 1) // chunk (0 without a window). "
-            "Splits past the row's own position are not written.",
+            "Chunks are `chunk` absolute positions. Under a window split j of a row covers chunk "
+            "max(0, position - window + 1) // chunk + j. Over the whole context, a row of n chunks has "
+            "k = min(n, partials) splits, and split j covers chunks j * n // k to (j + 1) * n // k - 1. "
+            "Splits that a row does not have are not written.",
         ),
         OpDef(
             "attention_merge",
             ("o", "m", "l", "positions", "seqs", "sinks?"),
             ("y",),
-            {"chunk": ..., "window": None},
+            {"chunk": ..., "window": None, "partials": None},
             _attention_merge,
             "FP32 until one rounding of the output; the sink joins the denominator once",
             "Merges a row's partials in ascending order of split; y is [B, heads*head_dim].",

@@ -34,8 +34,7 @@ class Effect:
 
     kind: ``wait`` for the launches before, ``trigger`` the next one; ``read`` or ``write`` memory that ``param`` points
     into; ``hint`` at it (a prefetch: no value enters the program); ``arrive`` at a counter, or ``reset`` it to zero.
-    last: counters at which this program must be the last arriver to get here, the first one met first. Each of the last
-    few is one, where these go on together once all have arrived.
+    last: counters at which this program must be the last arriver to get here, the first one met first.
     guards: pointer parameters whose contents decide whether, and for which rows, it is done.
     sure: False for a wait or trigger that may be left out or repeated (in a loop, under a condition).
     """

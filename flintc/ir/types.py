@@ -15,11 +15,11 @@ DTYPES: tuple[DType, ...] = get_args(DType)
 BITS: dict[DType, float] = {"bf16": 16, "f32": 32, "i32": 32, "nvfp4": 4.5}
 
 #: A dimension is a number, or a product of numbers and run-time symbols such as ``"6*B"``.
-#: Symbols: ``B`` rows of the step, ``S`` split-KV partials per row, ``P`` KV pages of one layer,
-#: ``Q`` sequence slots, ``T`` block-table columns, ``C`` positions covered by the RoPE tables.
+#: Symbols: ``B`` rows of the step, ``P`` KV pages of one layer, ``Q`` sequence slots,
+#: ``T`` block-table columns, ``C`` positions covered by the RoPE tables.
 Dim = int | str
 Shape = tuple[Dim, ...]
-SYMBOLS = ("B", "S", "P", "Q", "T", "C")
+SYMBOLS = ("B", "P", "Q", "T", "C")
 
 
 def resolve(dim: Dim, env: Mapping[str, int]) -> int:

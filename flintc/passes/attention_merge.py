@@ -19,12 +19,12 @@ merge = op(
 PARTIAL_MERGE = Rule(
     name="partial+merge",
     why="The last splits of a head to arrive merge all of them, the sink counted once. The merge must know which "
-    "splits a row has, so it must agree with the partials on chunk, window and positions. Another reader of a partial "
-    "is refused: partials of splits past a row's own position are never written.",
+    "splits a row has, so it must agree with the partials on chunks, window and positions. Another reader of a partial "
+    "is refused: partials of splits that a row does not have are never written.",
     role="attention",
     ops=(partial, merge),
     crosses=tuple(last_arriver(partial[port], by="row-head") for port in ("o", "m", "l")),
-    guards=(same_attrs(partial, merge, "chunk", "window"),),
+    guards=(same_attrs(partial, merge, "chunk", "window", "partials"),),
 )
 
 

@@ -14,15 +14,17 @@ from flintc.passes.rule import RuleCount, Rules, search
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """One step of the pipeline: a graph in, the same ops under a coarser or better-scheduled partition out.
+    """One step of the pipeline: a graph in, the same ops under another partition or better scheduled out.
 
     Subclasses set ``name``; ``requires``, passes that must have run before; and ``last`` where the pass says something
-    of each launch that would be lost if launches were joined after it.
+    of each launch that would be lost if launches were changed after it: only passes that name it in ``keeps``, and so
+    say it again, may follow.
     """
 
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
     last: ClassVar[bool] = False
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     @property
     def doc(self) -> str:

@@ -35,11 +35,11 @@ def _launch(graph: Graph, found: Found, names: set[str], rank: dict[str, int], t
     ops = tuple(sorted(found.match.names, key=rank.__getitem__))
     tiles = [t for t in (graph.launch_of[o].tile for o in ops) if t is not None]
     prefix, dot, _ = ops[0].rpartition(".")
-    name = _unused(f"{prefix}{dot}{found.rule.role}", names)
+    name = unused_name(f"{prefix}{dot}{found.rule.role}", names)
     return Launch(name, found.rule.role, ops, found.rule.crossings(found.match), (tile or tiles[0]) if tiles else None)
 
 
-def _unused(name: str, names: set[str]) -> str:
+def unused_name(name: str, names: set[str]) -> str:
     """``name``, or with the first free suffix: ``L3.add_norm``, ``L3.add_norm.1``."""
     candidate, n = name, 0
     while candidate in names:

@@ -19,6 +19,7 @@ from flintc.passes.norm_rope_cache import NormRopeCache
 from flintc.passes.residual_norm import ResidualNorm
 from flintc.passes.router_expert_gemv import RouterExpertGemv
 from flintc.passes.rule import RuleCount
+from flintc.passes.split_arrivals import SplitArrivals
 
 #: What the graph before the first pass is called.
 BASELINE = "baseline"
@@ -33,6 +34,7 @@ PASSES: Mapping[str, Pass] = {
         RouterExpertGemv(),
         CombineGemv(),
         DependentLaunch(),
+        SplitArrivals(),
     )
 }
 
@@ -122,8 +124,9 @@ def _chosen(names: Sequence[str | Pass], disabled: Collection[str], stop_after: 
     running = [p for p in pipeline if p.name not in disabled]
     for i, p in enumerate(running):
         _need_required(p, {q.name for q in running[:i]})
-        if p.last and i + 1 < len(running):
-            raise PassError(f"pass {p.name!r} must be the last, but {running[i + 1].name!r} follows it")
+        following = [q.name for q in running[i + 1 :] if p.name not in q.keeps]
+        if p.last and following:
+            raise PassError(f"pass {p.name!r} must be the last, but {following[0]!r} follows it")
     return running
 
 
@@ -132,9 +135,11 @@ def _need_untouched(p: Pass, before: Graph, after: Graph) -> None:
     for old, new, what in ((before.ops, after.ops, "op"), (before.values, after.values, "value")):
         changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         if changed:
-            raise VerificationError(f"pass {p.name!r} changed the {what} {changed[0]}: passes only join launches")
+            raise VerificationError(
+                f"pass {p.name!r} changed the {what} {changed[0]}: passes only say what shares a launch"
+            )
     if before.outputs != after.outputs:
-        raise VerificationError(f"pass {p.name!r} changed the outputs: passes only join launches")
+        raise VerificationError(f"pass {p.name!r} changed the outputs: passes only say what shares a launch")
 
 
 def _need_running(name: str, in_pipeline: Sequence[str], disabled: Collection[str]) -> None:

@@ -76,12 +76,10 @@ def attention_partial(
     scale: float,
     window: int | None,
     chunk: int,
+    partials: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Partials o [B, heads, S, head_dim], m and l [B, heads, S]. Splits that no kernel writes are NaN."""
-    count = splits(window, chunk)
-    if isinstance(count, str):
-        needed = int(positions[seqs >= 0].max()) // chunk + 1 if bool((seqs >= 0).any()) else 1
-        count = context.splits or needed
+    count = splits(window, chunk, partials)
     rows, heads, head_dim = q.shape
     o = q.new_full((rows, heads, count, head_dim), torch.nan, dtype=torch.float32)
     m = q.new_full((rows, heads, count), torch.nan, dtype=torch.float32)
@@ -90,9 +88,24 @@ def attention_partial(
         whole = group.partials(context, scale, chunk)
         first = _first_chunk(group.positions, window, chunk)
         for row, chunks in _row_chunks(group, first, chunk):
-            for target, source in zip((o, m, l), whole, strict=True):
-                target[group.rows[row], :, : chunks.stop - chunks.start] = source[row, :, chunks]
+            own = _runs(*(t[row, :, chunks] for t in whole), most=count)
+            for target, source in zip((o, m, l), own, strict=True):
+                target[group.rows[row], :, : source.shape[1]] = source
     return o, m, l
+
+
+def _runs(o: Tensor, m: Tensor, l: Tensor, *, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Partials of a row's n chunks, [heads, n, ...], joined to ``most`` runs of chunks if n is more."""
+    n = m.shape[1]
+    if n <= most:
+        return o, m, l
+    run = torch.arange(most, device=m.device)
+    length = (run + 1) * n // most - run * n // most
+    of_chunk = torch.repeat_interleave(run, length).expand_as(m)
+    top = m.new_full((m.shape[0], most), -torch.inf).scatter_reduce(1, of_chunk, m, "amax")
+    weight = torch.exp(m - top.gather(1, of_chunk))
+    sums = m.new_zeros(top.shape).index_add(1, of_chunk[0], l * weight)
+    return o.new_zeros((*top.shape, o.shape[2])).index_add(1, of_chunk[0], o * weight[..., None]), top, sums
 
 
 def attention_merge(
@@ -106,10 +119,11 @@ def attention_merge(
     *,
     chunk: int,
     window: int | None,
+    partials: int | None,
 ) -> tuple[Tensor]:
     """Merge the partials each row has: y [B, heads*head_dim]; zeros on padded rows."""
     written = positions // chunk - _first_chunk(positions, window, chunk) + 1
-    written = torch.where(seqs >= 0, written, 0)
+    written = torch.where(seqs >= 0, written, 0).clamp(max=m.shape[2])
     unwritten = torch.arange(m.shape[2], device=m.device) >= written[:, None, None]
     y = _merge(
         o.masked_fill(unwritten[..., None], 0.0),

@@ -13,13 +13,9 @@ Numerics = Literal["rounded", "fp32"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Numerics of one run, handed to every op.
-
-    splits: extent of the split axis of attention partials (the symbol ``S``); None takes what the longest row needs.
-    """
+    """Numerics of one run, handed to every op."""
 
     numerics: Numerics = "rounded"
-    splits: int | None = None
 
     def bf16(self, x: Tensor) -> Tensor:
         """A rounding point: to BF16, nearest, ties to even. FP32 numerics keep ``x`` in FP32."""

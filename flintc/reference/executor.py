@@ -26,7 +26,6 @@ def run(
     inputs: Inputs,
     numerics: Numerics = "rounded",
     *,
-    splits: int | None = None,
     trace: Trace | None = None,
 ) -> dict[str, Tensor]:
     """Run a whole step and return ``graph.outputs`` by name.
@@ -34,21 +33,17 @@ def run(
     inputs: every value of kind input, weight, table and cache that an op reads (caches at their first version),
     all on one device, CPU or CUDA. Caches are updated in place. Padded rows (seqs -1) have id 0 and position 0.
     numerics: ``rounded`` rounds to BF16 where the ops say; ``fp32`` nowhere (a BF16 cache still stores BF16).
-    splits: extent of the split axis of attention partials over the whole context; default: the longest row's need.
     On CUDA, TF32 matrix products must be off (torch's default).
     """
-    context = Context(numerics, splits)
-    return run_ops(graph, graph.ops.values(), inputs, context, graph.outputs, trace)
+    return run_ops(graph, graph.ops.values(), inputs, Context(numerics), graph.outputs, trace)
 
 
-def run_launch(
-    graph: Graph, launch: Launch, inputs: Inputs, numerics: Numerics = "rounded", *, splits: int | None = None
-) -> dict[str, Tensor]:
+def run_launch(graph: Graph, launch: Launch, inputs: Inputs, numerics: Numerics = "rounded") -> dict[str, Tensor]:
     """Run the ops of one launch from the values it reads; returns every value its ops make, by name."""
     members = set(launch.ops)
     ops = [op for op in graph.ops.values() if op.name in members]
     made = [value for op in ops for value in op.outputs]
-    return run_ops(graph, ops, inputs, Context(numerics, splits), made)
+    return run_ops(graph, ops, inputs, Context(numerics), made)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from flintc.ir.types import resolve
 from flintc.reference import Nvfp4
 from flintc.runtime.kv import KvCache, KvLayout
 from flintc.runtime.storage import KvStorage, rows_of_tables
-from flintc.runtime.values import TORCH_DTYPES, attention_chunk, for_kernels, zeroed
+from flintc.runtime.values import TORCH_DTYPES, for_kernels, zeroed
 
 #: Rows of a step as kernels are captured for them; others are padded up.
 BATCHES = (1, 2, 4, 8)
@@ -51,11 +51,9 @@ class InterpretExecutor:
         }
         self._given = for_kernels({**weights, **tables})
         self._storage = KvStorage(self.kv, torch.bfloat16)
-        self._chunk = attention_chunk(plan.graph)
         self._stored = plan.graph.first_versions
         self._symbols = {"Q": slots, "T": -(-context // self.kv.layout.page), "C": rows_of_tables(tables)}
-        largest = self._env(self.rows, context - 1)
-        self._scratch = zeroed(plan.scratch, largest)
+        self._scratch = zeroed(plan.scratch, self._env(self.rows))
 
     def step(
         self, ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int], *, logits_rows: Sequence[int]
@@ -66,7 +64,7 @@ class InterpretExecutor:
         padding = [0] * (batch - len(ids))
         rows = {"ids": [*ids, *padding], "positions": [*positions, *padding], "seqs": [*seqs, *(-1 for _ in padding)]}
         inputs = {name: torch.tensor(values, dtype=torch.int32) for name, values in rows.items()}
-        env = self._env(batch, max(positions))
+        env = self._env(batch)
         step = _Step(self._plan, env, {**self._given, **self._storage.tensors, **self.kv.tables, **inputs})
         for launch in self._plan.launches:
             x, y, z = (resolve(d, env) for d in launch.grid)
@@ -75,10 +73,9 @@ class InterpretExecutor:
             self.calls += 1
         return step.activation(self._plan.graph.outputs[0])[list(logits_rows)]
 
-    def _env(self, batch: int, position: int) -> dict[str, int]:
-        """Run-time symbols of a step of ``batch`` rows whose last position is ``position``."""
-        splits = position // self._chunk + 1
-        return {**self._symbols, "B": batch, "S": splits, "P": self._storage.pages}
+    def _env(self, batch: int) -> dict[str, int]:
+        """Run-time symbols of a step of ``batch`` rows."""
+        return {**self._symbols, "B": batch, "P": self._storage.pages}
 
     def _argument(self, step: _Step, arg: Arg) -> Tensor | int:
         if arg.kind == "symbol":

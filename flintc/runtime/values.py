@@ -7,21 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flintc.ir.graph import Graph
 from flintc.ir.plan import Scratch
 from flintc.ir.types import DType, resolve
 from flintc.reference.nvfp4 import Nvfp4
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
-
-
-def attention_chunk(graph: Graph) -> int:
-    """Positions per partial over the whole context, whose number is the symbol ``S`` (1 where there are none)."""
-    partials = [op for op in graph.ops.values() if op.kind == "attention_partial"]
-    chunks = {op.attrs["chunk"] for op in partials if op.attrs["window"] is None}
-    (chunk,) = chunks or {1}
-    assert isinstance(chunk, int)
-    return chunk
 
 
 def zeroed(

@@ -14,9 +14,8 @@ RULES: Mapping[str, str] = {
     "load-above-wait": "nothing is loaded above the wait that a launch still running may write",
     "order": "two launches that touch the same memory, one of them writing, are ordered by waits between them",
     "content": "memory holds the value that a launch reads when its turn comes, and the outputs at the end",
-    "inside-launch": "programs of one launch share memory only through a counter's last arriver, or its last few",
-    "counter": "who arrives at a counter also has its last arriver, or the last of its last few, put it back to zero; "
-    "nothing else touches it",
+    "inside-launch": "programs of one launch share memory only through a counter's last arriver",
+    "counter": "who arrives at a counter also has its last arriver put it back to zero; nothing else touches it",
     "padding": "pages of a sequence and weights of an expert are touched for rows that have one, and for no other",
     "ring": "a window's ring holds the window of every row of a step while the step's rows are being written",
     "capacity": "a buffer is laid out for every value that it holds",

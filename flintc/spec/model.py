@@ -31,6 +31,7 @@ KNOWN_PASSES = (
     "router-expert-gemv",
     "combine-gemv",
     "dependent-launch",
+    "split-arrivals",
 )
 
 #: Conditions that need no layer set.
@@ -223,10 +224,12 @@ class Numerics(Entry):
     activations: Literal["bf16"] = "bf16"
     kv_cache: Literal["bf16"] = "bf16"
     accumulate: Literal["f32"] = "f32"
-    #: Positions per split-KV partial.
+    #: Positions of a chunk: the least that a split-KV partial covers.
     attention_chunk: Annotated[Whole, Field(gt=0, le=1 << 20)] = 512
-    #: The same on windowed layers; None: ``attention_chunk``.
+    #: The same on windowed layers, where a partial is a chunk; None: ``attention_chunk``.
     window_chunk: Annotated[Whole, Field(gt=0, le=1 << 20)] | None = None
+    #: Most partials of a row over the whole context: the chunks of a longer one are shared out among so many.
+    attention_partials: Annotated[Whole, Field(gt=0, le=1 << 10)] = 66
     #: Positions per page of the KV cache.
     kv_page: Annotated[Whole, Field(gt=0, le=1 << 16)] = 64
 

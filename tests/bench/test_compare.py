@@ -189,7 +189,7 @@ def test_the_bundle_of_the_comparison_is_taken() -> None:
 def test_a_bundle_after_other_passes_is_refused() -> None:
     with pytest.raises(UsageError, match="compiled after no pass: here tiny-flint is compared after residual-norm, "):
         checked(bundle_of(passes=()), TINY, "sm_90", tuple(PASSES))
-    with pytest.raises(UsageError, match="dependent-launch: here tiny-flint is compared after no pass"):
+    with pytest.raises(UsageError, match="split-arrivals: here tiny-flint is compared after no pass"):
         checked(bundle_of(), TINY, "sm_90", ())
 
 

@@ -37,7 +37,7 @@ def test_a_layout_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "CANDIDATES", {"w2r112": Schedule(2, 112), "w4r112": Schedule(4, 112)})
     with trying(Schedule(2, 112)):
         bundle = api.compile("tiny-flint", target="sm_90")
-    name = next(n for n in bundle.plan.kernels if n.startswith("qkv_"))
+    name = next(planned.kernel for planned in bundle.plan.launches if planned.name == "L1.qkv")
     assert tune._is_new(bundle, name, "w2r112", {"rules": Trial("rules", 2, 128, 1.0, 1.0)})
     assert not tune._is_new(bundle, name, "w2r112", {"rules": Trial("rules", 2, 112, 1.0, 1.0)})
     assert not tune._is_new(bundle, name, "w4r112", {})
@@ -130,8 +130,8 @@ def test_a_kernel_is_laid_out_as_it_is_told() -> None:
     graph = pipeline("tiny-flint").graph
     with trying(Schedule(warps=2, registers=112)):
         told = plan(graph).kernels
-    ruled = plan(graph).kernels
-    name = next(n for n in told if n.startswith("qkv_") and not n.endswith("_several"))
+    made = plan(graph)
+    ruled, name = made.kernels, next(planned.kernel for planned in made.launches if planned.name == "L1.qkv")
     assert (told[name].num_warps, told[name].constants["SPLIT"], told[name].max_registers) == (2, 2, 112)
     assert ruled[name].num_warps != 2
     assert told["add_norm_128"] == ruled["add_norm_128"]
@@ -185,8 +185,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 def test_a_stored_entry_lays_a_kernel_out(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline("tiny-flint").graph
-    ruled = plan(graph).kernels
-    name = next(n for n in ruled if n.startswith("qkv_") and not n.endswith("_several"))
+    made = plan(graph)
+    ruled, name = made.kernels, next(planned.kernel for planned in made.launches if planned.name == "L1.qkv")
     monkeypatch.setattr("flintc.codegen.schedule.stored", lambda: {name: {"warps": 2, "registers": None}})
     told = plan(graph).kernels
     assert (told[name].num_warps, ruled[name].num_warps != 2) == (2, True)

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from bundles import ORIGIN, make_bundle, make_compiled, make_plan
 
-from flintc.bundle import build_bundle, folder, load_bundle, write_bundle
+from flintc.bundle import build_bundle, check_same_model, folder, load_bundle, write_bundle
 from flintc.errors import BundleError, VerificationError
+from flintc.ir.build import build
+from flintc.ir.lower import lower_attention
+from flintc.spec import bind_defaults, load_spec
 from flintc.unfinished import unfinished
 
 
@@ -116,6 +119,20 @@ def test_spills_are_warnings() -> None:
     assert make_bundle().manifest.warnings == ()
     warnings = make_bundle(targets=("sm_90",), spill=8).manifest.warnings
     assert warnings == ("kernel add spills registers on sm_90: 8 bytes stored, 16 loaded per thread",)
+
+
+def test_a_bundle_may_cut_attention_otherwise_than_the_checkpoints_spec() -> None:
+    """Into other chunks and fewer partials; its window is the model's."""
+    built = build(bind_defaults(load_spec("tiny-flint")))
+    ours, theirs = lower_attention(built, 16, 16, 3), lower_attention(built, 8, 4, 66)
+    bundle = make_bundle()
+    bundle = replace(bundle, plan=replace(bundle.plan, graph=ours))
+    check_same_model(bundle, theirs, "bf16")
+    for name in ("L2.attention", "L2.attention_merge"):
+        op = theirs.ops[name]
+        narrower = replace(op, attrs={**op.attrs, "window": 12})
+        with pytest.raises(BundleError, match=rf"op {name} is .*window=13 there, .*window=12"):
+            check_same_model(bundle, replace(theirs, ops={**theirs.ops, name: narrower}), "bf16")
 
 
 def test_older_bundle_is_replaced(tmp_path: Path) -> None:

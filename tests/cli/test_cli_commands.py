@@ -26,14 +26,17 @@ def test_show_after_every_pass(after: str, flintc: Flintc) -> None:
     said = flintc("show", "tiny-flint", "--after", after, "--layer", "2")
     assert said.code == 0
     launches = {"baseline": 22, "residual-norm": 20, "norm-rope-cache": 16, "attention-merge": 15,
-                "router-expert-gemv": 10, "combine-gemv": 7, "dependent-launch": 7}[after]  # fmt: skip
+                "router-expert-gemv": 10, "combine-gemv": 7, "dependent-launch": 7,
+                "split-arrivals": 10}[after]  # fmt: skip
     assert f"layer 2: {launches} launches" in said.out
 
 
 def test_show_in_every_format(flintc: Flintc) -> None:
-    assert "graph tiny-flint: 44 launches and 1 launch of the head" in flintc("show", "tiny-flint").out
+    joined = flintc("show", "tiny-flint", "--after", "dependent-launch").out
+    assert "graph tiny-flint: 44 launches and 1 launch of the head" in joined
+    assert "graph tiny-flint: 60 launches and 1 launch of the head" in flintc("show", "tiny-flint").out
     graph = graph_from_json(json.loads(flintc("show", "tiny-flint", "--format", "json").out))
-    assert len(graph.body) == 44
+    assert len(graph.body) == 60
     dot = flintc("show", "tiny-flint", "--format", "dot").out
     assert dot.startswith("digraph") and dot.count("{") == dot.count("}")
     svg = flintc("show", "tiny-flint", "--format", "svg", "--layer", "2")
@@ -63,9 +66,10 @@ def test_the_sizes_and_the_weight_format_of_a_checkpoint(flintc: Flintc, checkpo
         found = json.loads(flintc("ablate", "flint", "--for", path, "--json").out)
         assert (found["spec"], found["weights"], found["context"]) == ("flint", weights, 2048)
         assert len(found["steps"][-1]["launches_per_layer"]) == 8
+        assert [step["launches_total"] for step in found["steps"][-2:]] == [58, 80]
     assert json.loads(flintc("ablate", "flint", "--for", file, "--weights", "bf16", "--json").out)["weights"] == "bf16"
     made = json.loads(flintc("compile", "flint", "--for", file, "-o", tmp_path / "bundle", "--json").out)
-    assert (made["spec"], made["weights"], made["launches"]) == ("flint", "nvfp4", 59)
+    assert (made["spec"], made["weights"], made["launches"]) == ("flint", "nvfp4", 81)
     argv = ("generate", file, "--prompt", "import", "--max-tokens", "2", "--temperature", "0", "--json")
     assert flintc(*argv, "--bundle", tmp_path / "bundle").out == flintc(*argv).out
 
@@ -73,6 +77,12 @@ def test_the_sizes_and_the_weight_format_of_a_checkpoint(flintc: Flintc, checkpo
 def test_ablate_sets_the_published_counts_beside_ours(flintc: Flintc, checkpoint: Path) -> None:
     text = flintc("ablate", "flint").out
     assert "1,052 -> 345; published: 1,096 -> 346" in text
+    assert "\nsplit-arrivals adds 96 launches to save time: 441\n" in text
+    packed = flintc("ablate", "flint", "--weights", "nvfp4").out
+    assert "1,052 -> 345; published: 1,096 -> 346" in packed
+    assert "\nsplit-arrivals adds 145 launches to save time: 490\n" in packed
+    joined = flintc("ablate", "flint", "--disable-pass", "split-arrivals").out
+    assert "1,052 -> 345; published: 1,096 -> 346" in joined and "adds" not in joined
     assert "\N{HORIZONTAL ELLIPSIS}" not in text, "a cell is cut at 80 columns"
     assert "published" not in flintc("ablate", "tiny-flint").out
     assert "published" not in flintc("ablate", "flint", "--for", checkpoint).out
@@ -81,13 +91,13 @@ def test_ablate_sets_the_published_counts_beside_ours(flintc: Flintc, checkpoint
 def test_compile_reports_each_kernel_of_each_target(flintc: Flintc, tmp_path: Path) -> None:
     argv = ("compile", "tiny-flint", "--target", "sm_90, sm_100", "-o", tmp_path / "bundle")
     made = json.loads(flintc(*argv, "--json").out)
-    assert made["launches"] == 45
+    assert made["launches"] == 61
     assert {k["target"] for k in made["kernels"]} == set(made["targets"]) == {"sm_90", "sm_100"}
     assert all(k.keys() >= KERNEL_FACTS for k in made["kernels"])
     said = flintc(*argv)
     spilling = [k for k in made["kernels"] if k["spill_stores"] + k["spill_loads"]]
     assert said.err.count("spills registers") == len(spilling)
-    assert said.out.endswith(f"45 launches, {len(made['kernels']) // 2} kernels -> {tmp_path / 'bundle'}\n")
+    assert said.out.endswith(f"61 launches, {len(made['kernels']) // 2} kernels -> {tmp_path / 'bundle'}\n")
     for kernel in made["kernels"]:
         assert re.search(rf"^ {kernel['name']} +{kernel['target']} +[1-9]", said.out, re.M), "used by something"
 
@@ -98,11 +108,14 @@ def test_compile_into_the_cache_by_default(flintc: Flintc, cache: Path) -> None:
     assert json.loads(flintc("compile", "tiny-flint", "--json").out) == made
 
 
-def test_compile_leaves_out_a_pass(flintc: Flintc, tmp_path: Path) -> None:
-    argv = ("compile", "tiny-flint", "--disable-pass", "combine-gemv", "-o", tmp_path / "bundle", "--json")
+@pytest.mark.parametrize(
+    ("left_out", "launches"), [("combine-gemv", 75), ("dependent-launch", 45), ("split-arrivals", 45)]
+)
+def test_compile_leaves_out_a_pass(flintc: Flintc, tmp_path: Path, left_out: str, launches: int) -> None:
+    argv = ("compile", "tiny-flint", "--disable-pass", left_out, "-o", tmp_path / "bundle", "--json")
     made = json.loads(flintc(*argv).out)
-    assert made["launches"] == 59
-    assert "combine-gemv" not in made["pipeline"] and len(made["pipeline"]) == len(PASSES) - 1
+    assert made["launches"] == launches
+    assert left_out not in made["pipeline"] and len(made["pipeline"]) == len(PASSES) - 1
 
 
 def test_generate_says_what_the_contract_names(flintc: Flintc, checkpoint: Path) -> None:

@@ -14,16 +14,19 @@ FULL = {0, 1, *range(5, 46, 4), 48}
 DENSE = {0, 1}
 
 
-@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
-def test_ablate_derives_the_launches_of_flint(flintc: Flintc, weights: str) -> None:
+# In BF16 the product of qkv streams too many weights to be cut from what follows it.
+@pytest.mark.parametrize(("weights", "dense", "moe", "in_all"), [("bf16", 8, 9, 441), ("nvfp4", 9, 10, 490)])
+def test_ablate_derives_the_launches_of_flint(flintc: Flintc, weights: str, dense: int, moe: int, in_all: int) -> None:
     steps = json.loads(flintc("ablate", SPEC, "--weights", weights, "--json").out)["steps"]
-    first, last = steps[0], steps[-1]
+    first, joined, last = steps[0], steps[-2], steps[-1]
     assert (first["pass"], first["launches_total"]) == ("baseline", 1052)
     assert first["launches_per_layer"] == {
         str(n): 13 if n == 0 else 14 if n in DENSE else 21 if n in FULL else 22 for n in range(49)
     }
-    assert (last["pass"], last["launches_total"]) == ("dependent-launch", 345)
-    assert set(last["launches_per_layer"].values()) == {7}
+    assert (joined["pass"], joined["launches_total"]) == ("dependent-launch", 345)
+    assert set(joined["launches_per_layer"].values()) == {7}
+    assert (last["pass"], last["launches_total"]) == ("split-arrivals", in_all)
+    assert last["launches_per_layer"] == {str(n): dense if n in DENSE else moe for n in range(49)}
 
 
 def cpu_seconds() -> float:
@@ -40,7 +43,7 @@ def test_compile_flint_cold_and_warm(flintc: Flintc, tmp_path: Path, monkeypatch
     cold = cpu_seconds()
     assert (said.code, said.err) == (0, ""), "a kernel spills"
     made = json.loads(said.out)
-    assert made["launches"] == 346 and {k["target"] for k in made["kernels"]} == {"sm_90", "sm_100"}
+    assert made["launches"] == 442 and {k["target"] for k in made["kernels"]} == {"sm_90", "sm_100"}
     assert flintc(*argv, tmp_path / "warm").code == 0
     warm = cpu_seconds()
     # Under a minute on two cores is promised, and under two seconds from the cache: here with one core to itself.

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from launches import Maker
 from torch import Tensor
 
-from flintc.codegen.families.attention import STRIP
+from flintc.codegen.families.attention import SEGMENT, STRIP
 from flintc.ir.graph import Graph
 from flintc.ir.ops import splits
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """One attention layer. ``window`` None: the whole context."""
+    """One attention layer. ``window`` None: the whole context, in at most so many ``partials`` a row."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -25,6 +26,7 @@ class Sizes:
     chunk: int = 16
     window: int | None = None
     sinks: bool = True
+    partials: int = SEGMENT + 4
 
     @property
     def scale(self) -> float:
@@ -32,7 +34,10 @@ class Sizes:
 
     @property
     def one_tile(self) -> bool:
-        """Whether one step of one warp takes every chunk, so that its maximum is the chunk's."""
+        """Whether one step of one warp takes every chunk, so that its maximum is the chunk's.
+
+        Where it takes several chunks to a run, its maximum is none of the reference's: see :attr:`Rows.exact`.
+        """
         return self.chunk <= STRIP and self.chunk & (self.chunk - 1) == 0
 
     @property
@@ -49,7 +54,7 @@ class Sizes:
         partials: Sequence[str] = ("o", "m", "l")
         sinks = (m.given("sinks", "f32", self.heads, kind="weight"),) if self.sinks else ()
         if kind == "attention_merge":
-            count = self.splits
+            count = splits(**self.cut)
             m.given("o", "f32", "B", self.heads, count, self.head)
             m.given("m", "f32", "B", self.heads, count)
             m.given("l", "f32", "B", self.heads, count)
@@ -58,15 +63,17 @@ class Sizes:
             m.given("cache", "bf16", "P", 2, self.kv_heads, self.page, self.head, kind="cache")
             m.given("table", "i32", "Q", "T" if self.window is None else self.ring)
             reads = ("q", "cache", *inputs, "table")
-            m.op("attention_partial", reads, partials, scale=self.scale, window=self.window, chunk=self.chunk)
+            m.op("attention_partial", reads, partials, scale=self.scale, **self.cut)
         if kind == "attention_partial":
             return m.graph(*partials)
-        m.op("attention_merge", (*partials, *inputs, *sinks), ("y",), chunk=self.chunk, window=self.window)
+        m.op("attention_merge", (*partials, *inputs, *sinks), ("y",), **self.cut)
         return m.graph("y", role="attention" if kind == "attention" else None)
 
     @property
-    def splits(self) -> int | str:
-        return splits(self.window, self.chunk)
+    def cut(self) -> dict[str, Any]:
+        """What a partial covers: attributes of attention's partials and of their merge."""
+        partials = self.partials if self.window is None else None
+        return {"window": self.window, "chunk": self.chunk, "partials": partials}
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,16 @@ class Rows:
         """Run-time symbols of the step."""
         return {
             "B": len(self.positions),
-            "S": int(self.positions.max()) // self.sizes.chunk + 1,
             "P": self.cache.shape[0],
             "Q": self.table.shape[0],
             "T": self.table.shape[1],
         }
+
+    @property
+    def exact(self) -> bool:
+        """Whether the kernels round no probability relative to another maximum than the reference's."""
+        chunks = int(self.positions.max()) // self.sizes.chunk + 1
+        return self.sizes.one_tile and (self.sizes.window is not None or chunks <= self.sizes.partials)
 
     def only(self, row: int) -> Rows:
         """The step of one row alone."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from flintc.ir.graph import Op, Value
 from flintc.ir.types import resolve
 from flintc.reference import rope_table, run
-from flintc.runtime.values import attention_chunk
 
 SPEC = "tiny-flint"
 SLOTS, PAGES_PER_SLOT, POSITIONS = 5, 8, 64
@@ -34,11 +33,7 @@ def step(rows: Sequence[tuple[int, int]]) -> Step:
     """A step of (position, sequence) rows, on caches that hold what each sequence's past wrote and NaN elsewhere."""
     graph = baseline(SPEC)
     positions, seqs = (torch.tensor(column, dtype=torch.int32) for column in zip(*rows, strict=True))
-    chunk = attention_chunk(graph)
-    env = {
-        "B": len(rows), "Q": SLOTS, "T": PAGES_PER_SLOT, "P": SLOTS * PAGES_PER_SLOT,
-        "C": POSITIONS, "S": int(positions.max()) // chunk + 1,
-    }  # fmt: skip
+    env = {"B": len(rows), "Q": SLOTS, "T": PAGES_PER_SLOT, "P": SLOTS * PAGES_PER_SLOT, "C": POSITIONS}
     random = torch.Generator().manual_seed(len(rows))
     given = {"positions": positions, "seqs": seqs}
     for value in graph.values.values():
@@ -53,7 +48,7 @@ def step(rows: Sequence[tuple[int, int]]) -> Step:
         values.update((name, tensor.clone()) for name, tensor in made.items())
 
     given = {name: t.clone() if graph.values[name].kind == "cache" else t for name, t in given.items()}
-    run(graph, given, splits=env["S"], trace=keep)
+    run(graph, given, trace=keep)
     return Step(env, values, seqs >= 0)
 
 

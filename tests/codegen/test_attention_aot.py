@@ -14,9 +14,10 @@ from flintc.codegen.lint import lint
 from flintc.codegen.planner import plan
 from flintc.codegen.sass import disassemble
 from flintc.ir.graph import Dependent
+from flintc.ir.ops import splits
 from flintc.ir.plan import CompiledKernel, Kernel
 
-FULL = Sizes(heads=32, kv_heads=4, head=128, page=64, chunk=512)
+FULL = Sizes(heads=32, kv_heads=4, head=128, page=64, chunk=128, partials=66)
 WINDOW = replace(FULL, chunk=64, window=513)
 #: Pages that end within a tile, which then passes through shared memory.
 SMALL_PAGES = replace(FULL, page=32)
@@ -28,12 +29,19 @@ def sizes(request: pytest.FixtureRequest) -> Sizes:
     return found
 
 
-@pytest.fixture(scope="module")
-def kernels(sizes: Sizes) -> list[Kernel]:
-    """The dependent launch of the fused kernel."""
-    graph = sizes.graph("attention")
-    launches = tuple(replace(x, dependent=Dependent(("cache", "sinks"))) for x in graph.launches)
-    return list(plan(graph.with_launches(launches)).kernels.values())
+@pytest.fixture(scope="module", params=["attention", "attention_partial"])
+def kernels(sizes: Sizes, request: pytest.FixtureRequest) -> list[Kernel]:
+    """The dependent launch of the kernel that merges what it finds, or leaves that to another."""
+    return dependent(sizes, request.param)
+
+
+def dependent(sizes: Sizes, kind: str) -> list[Kernel]:
+    """The kernel of a graph of one launch, dependent, with everything sent for that may be."""
+    graph = sizes.graph(kind)
+    (launch,) = graph.launches
+    given = tuple(v for v in ("cache", "sinks") if v in graph.reads(launch))
+    made = graph.with_launches((replace(launch, dependent=Dependent(given)),))
+    return list(plan(made).kernels.values())
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +103,24 @@ def test_one_trigger_then_one_wait_and_only_a_hint_at_the_cache_above_it(
         # Keys and values: nothing else is sent for, and nothing comes by asynchronous copies before.
         assert sass.text.count("CCTL.E.PF2") == 2
         assert "LDGSTS" not in [opcode.partition(".")[0] for opcode in sass.before_wait]
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
+def test_a_merge_of_its_own_has_all_partials_on_their_way_at_once(sizes: Sizes) -> None:
+    """Above the wait are the rows' numbers and the sink alone; below it nothing is computed before the last load."""
+    kernels = dependent(sizes, "attention_merge")
+    (kernel,) = kernels
+    (path,) = kernel.paths
+    assert [e.kind for e in path].count("wait") == [e.kind for e in path].count("trigger") == 1
+    above = takewhile(lambda e: e.kind != "wait", path)
+    assert {(e.kind, e.param) for e in above if e.kind == "read"} == {
+        ("read", f"{name}_ptr") for name in ("positions", "seqs", "sinks")
+    }
+    for made in compile_kernels(kernels, ["sm_90", "sm_100"]).values():
+        assert lint(kernel, made) == []
+        assert made.spills == 0 and made.num_warps == 1
+        sass = disassemble(made.cubin)
+        assert (sass.triggers, sass.waits) == (1, 1)
+        loads = [i for i, opcode in enumerate(sass.opcodes) if opcode.startswith("LDG")]
+        assert loads[-1] < next(i for i, opcode in enumerate(sass.opcodes) if opcode.startswith("MUFU.EX2"))
+        assert sass.load_widths()[128] >= splits(**sizes.cut) * 32 * 4 // (32 * 16)

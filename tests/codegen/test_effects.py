@@ -11,11 +11,8 @@ from flintc.ir.plan import Effect, Param, Path
 
 HELPERS = "\n\n\n".join(
     helpers()[name].source
-    for name in (
-        "INTERPRET", "wait_for_producers", "release_dependents", "arrive_last", "arrive_few", "leave_few", "page_of",
-        "cache_at",
-    )
-)  # fmt: skip
+    for name in ("INTERPRET", "wait_for_producers", "release_dependents", "arrive_last", "page_of", "cache_at")
+)
 PARAMS = (
     *(Param(f"{n}_ptr", "*bf16") for n in "xwy"),
     *(Param(f"{n}_ptr", "*i32") for n in ("seqs", "table", "count", "more")),
@@ -131,49 +128,6 @@ if arrive_last(count_ptr, 4):
     ]
 
 
-def test_each_of_the_last_few_is_a_last_arriver() -> None:
-    body = """
-tl.store(y_ptr, 1.0)
-among, which = arrive_few(count_ptr, 4, 2)
-if among:
-    for i in range(which, n, 2):
-        tl.store(x_ptr + i, tl.load(y_ptr))
-    leave_few(count_ptr, 2)
-"""
-    assert told(body) == [
-        "write y",
-        "arrive count",
-        "read y last count if count",
-        "write x last count if count",
-        "reset count if count",
-    ]
-
-
-def test_the_last_few_of_the_last() -> None:
-    body = """
-if arrive_last(count_ptr, 4):
-    among, which = arrive_few(more_ptr, 4, 2)
-    if among:
-        tl.store(x_ptr + which, 1.0)
-        leave_few(more_ptr, 2)
-"""
-    assert told(body)[2:] == [
-        "arrive more last count if count",
-        "write x last count last more if count if more",
-        "reset more last count if count if more",
-    ]
-
-
-def test_who_is_not_among_the_few_is_anyone() -> None:
-    body = "among, which = arrive_few(count_ptr, 4, 2)\nif which > 0:\n    tl.store(x_ptr, 1.0)"
-    assert told(body) == ["arrive count", "write x if count"]
-
-
-def test_a_few_that_do_not_leave_put_nothing_back() -> None:
-    body = "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n    tl.store(x_ptr, 1.0)"
-    assert told(body) == ["arrive count", "write x last count if count"]
-
-
 def test_after_two_ways_meet_only_what_both_say_is_certain() -> None:
     body = """
 last = arrive_last(count_ptr, 4)
@@ -245,32 +199,7 @@ def test_arithmetic_in_assembly_touches_nothing() -> None:
     ("body", "said"),
     [
         ("tl.atomic_add(count_ptr, 1)", "tl.atomic_add outside arrive_last"),
-        ("arrive_few(count_ptr, 4, 2)\nleave_few(count_ptr, 2)", "leave_few by others than the last few"),
-        (
-            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n    leave_few(more_ptr, 2)",
-            "leave_few by others than the last few",
-        ),
-        (
-            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
-            "    if which == 0:\n        leave_few(count_ptr, 2)",
-            "leave_few must be called once by each of the last few",
-        ),
-        (
-            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
-            "    for i in range(n):\n        leave_few(count_ptr, 2)",
-            "leave_few must be called once by each of the last few",
-        ),
-        (
-            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
-            "    leave_few(count_ptr, 2)\n    leave_few(count_ptr, 2)",
-            "leave_few must be called once by each of the last few",
-        ),
-        (
-            "among, which = arrive_few(count_ptr, 4, 2)\nif among:\n"
-            "    tl.store(x_ptr + which, 1.0)\n    tl.store(y_ptr, tl.load(x_ptr))\n    leave_few(count_ptr, 2)",
-            "one of the last few writes x_ptr while another may read it",
-        ),
-        ("arrive_few(tl.where(n > 2, count_ptr, more_ptr), 4, 2)", "cannot tell which counter arrive_few is given"),
+        ("arrive_last(tl.where(n > 2, count_ptr, more_ptr), 4)", "cannot tell which counter arrive_last is given"),
         ('tl.inline_asm_elementwise("ld.global.u32 $0, [$1];", "=r,l", [x_ptr])', "otherwise than by a prefetch"),
         ("tl.inline_asm_elementwise(n, '=r,l', [x_ptr])", "otherwise than by a prefetch"),
         ("tl.load(n + 4)", "cannot tell which parameter"),

@@ -18,7 +18,6 @@ from flintc.ir.plan import CompiledKernel, Plan
 from flintc.passes import BASELINE
 from flintc.reference import Nvfp4, run
 from flintc.runtime.cuda.step import DeviceStep
-from flintc.runtime.values import attention_chunk
 from flintc.spec import bind_defaults, load_spec
 
 CONTEXT, SLOTS = 96, 8
@@ -45,18 +44,18 @@ def built(spec: str, weights: str, after: str) -> tuple[Plan, Mapping[str, Compi
 def symbols(graph: Graph, context: int = CONTEXT, slots: int = SLOTS) -> dict[str, int]:
     """Run-time symbols of a small step with room for ``context`` tokens in each of ``slots``."""
     page = next(v.type.shape[3] for v in graph.values.values() if v.kind == "cache")
-    chunk = attention_chunk(graph)
     assert isinstance(page, int)
     columns = -(-context // page)
-    return {"B": 8, "Q": slots, "T": columns, "P": columns * slots, "C": context, "S": -(-context // chunk)}
+    return {"B": 8, "Q": slots, "T": columns, "P": columns * slots, "C": context}
 
 
 @dataclass
 class Case:
-    """Tensors of a step on the CPU and on the GPU, and what the reference makes of it (on the CPU)."""
+    """Tensors of a step on the CPU (``given``) and on the GPU, and what the reference makes of it (on the CPU)."""
 
     plan: Plan
     step: DeviceStep
+    given: Mapping[str, Tensor | Nvfp4]
     values: dict[str, Tensor]
     rows: int
 
@@ -82,8 +81,8 @@ def make_case(spec: str, weights: str, after: str, rows: int, padded: Sequence[i
     def record(op: Op, results: Mapping[str, Tensor]) -> None:
         values.update((name, t.clone()) for name, t in results.items())
 
-    run(made.graph, cpu, splits=env["S"], trace=record)
-    return Case(made, DeviceStep(made, compiled, on_gpu, env, (rows,)), values, rows)
+    run(made.graph, cpu, trace=record)
+    return Case(made, DeviceStep(made, compiled, on_gpu, env, (rows,)), cpu, values, rows)
 
 
 def _fill(given: Mapping[str, Tensor | Nvfp4], name: str, values: Sequence[int]) -> None:

@@ -84,7 +84,7 @@ def test_a_wrong_value_is_found(capsys: pytest.CaptureFixture[str], monkeypatch:
 
     monkeypatch.setattr(CudaRunner, "run", wrong)
     code, found = said(capsys, "verify", str(EXAMPLE), "--bisect", "--run", "reference/8", "--run", "cuda/8")
-    assert (code, found["launch"], found["layer"]) == (1, "L5.attention", 5)
+    assert (code, found["launch"], found["layer"]) == (1, "L5.attention_merge", 5)
     assert found["difference"]["place"][-1] == 9 and found["difference"]["wrong"] == 1
 
 
@@ -105,7 +105,7 @@ def test_prefixes_cost_no_accuracy(form: str, capsys: pytest.CaptureFixture[str]
     """Whole prompts through the kernels of every prefix: none stands out."""
     code, found = said(capsys, "ablate", "tiny-flint", "--measure", str(FORMS[form]))
     steps = found["steps"]
-    assert code == 0 and found["weights"] == form and len(steps) == 7
+    assert code == 0 and found["weights"] == form and len(steps) == 8
     assert steps[0]["kl_baseline"] == 0 and all(s["kl_positions"] == 64 * 200 for s in steps)
     least = min(step["kl_fp32"] for step in steps)
     assert least > 0 and max(step["kl_fp32"] for step in steps) < 1.5 * least

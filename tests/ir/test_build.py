@@ -26,7 +26,8 @@ def model_of(name):
 def baseline(name, weights="bf16"):
     model = model_of(name)
     numerics = model.spec.numerics
-    return lower_attention(build(model, weights), numerics.attention_chunk, numerics.window_chunk)
+    cut = numerics.attention_chunk, numerics.window_chunk, numerics.attention_partials
+    return lower_attention(build(model, weights), *cut)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ def test_splits_under_a_window_are_as_many_as_some_row_needs(window, chunk):
     cache = TensorType("bf16", ("P", 2, 1, 8, 16))
     i32 = TensorType("i32", ("B",))
     types = (TensorType("bf16", ("B", 1, 16)), cache, i32, i32, TensorType("i32", ("Q", "T")))
-    o, _, _ = infer("attention_partial", types, {"scale": 1.0, "window": window, "chunk": chunk})
+    o, _, _ = infer("attention_partial", types, {"scale": 1.0, "window": window, "chunk": chunk, "partials": None})
     assert o.shape[2] == max(needed(p) for p in range(3 * (window + chunk)))
 
 

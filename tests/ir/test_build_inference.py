@@ -79,3 +79,52 @@ def test_attributes_that_an_op_does_not_have():
         infer("norm", (x, w), {"eps": 1e-6, "epsilon": 1})
     with pytest.raises(OpTypeError, match="needs the attribute 'eps'"):
         infer("norm", (x, w), {})
+
+
+PARTIAL = (
+    TensorType("bf16", ("B", 4, 16)), TensorType("bf16", ("P", 2, 2, 8, 16)),
+    *(TensorType("i32", ("B",)) for _ in range(2)), TensorType("i32", ("Q", "T")),
+)  # fmt: skip
+
+
+def merged(splits):
+    """Inputs of a merge of so many partials."""
+    stat = TensorType("f32", ("B", 4, splits))
+    return (TensorType("f32", (*stat.shape, 16)), stat, stat, PARTIAL[2], PARTIAL[3])
+
+
+@pytest.mark.parametrize(
+    ("window", "partials", "said"),
+    [
+        (13, 3, "it goes without a window, and only so"),
+        (None, None, "it goes without a window, and only so"),
+        (None, 0, "partials must be positive, not 0"),
+        (None, -1, "partials must be positive, not -1"),
+        (None, True, "partials must be a whole number, not True"),
+        (None, 3.0, "partials must be a whole number, not 3.0"),
+    ],
+)
+def test_partials_that_make_no_sense(window, partials, said):
+    """As many under a window as it has chunks; as many over the whole context as the op says."""
+    attrs = {"chunk": 8, "window": window, "partials": partials}
+    for kind, types, more in (("attention_partial", PARTIAL, {"scale": 1.0}), ("attention_merge", merged(3), {})):
+        with pytest.raises(OpTypeError, match=said):
+            infer(kind, types, {**attrs, **more})
+
+
+@pytest.mark.parametrize(
+    ("attrs", "splits"),
+    [
+        ({"chunk": 8, "window": None, "partials": 3}, 3),
+        ({"chunk": 8, "window": None, "partials": 2}, 2),
+        ({"chunk": 8, "window": 13, "partials": None}, 3),
+        ({"chunk": 16, "window": 13, "partials": None}, 2),
+    ],
+)
+def test_a_merge_takes_as_many_partials_as_are_made(attrs, splits):
+    o, m, l = infer("attention_partial", PARTIAL, {"scale": 1.0, **attrs})
+    assert (o, m, l) == merged(splits)[:3]
+    assert infer("attention_merge", merged(splits), attrs) == (TensorType("bf16", ("B", 64)),)
+    for other in (splits - 1, splits + 1, "B", f"{splits}*B"):
+        with pytest.raises(OpTypeError, match=f"its chunk, window and partials make {splits} splits"):
+            infer("attention_merge", merged(other), attrs)

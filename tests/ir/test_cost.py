@@ -10,8 +10,11 @@ LAYERS, FULL, DENSE, MOE = 49, 14, 2, 47
 H, HEADS, KV, D = 2048, 32, 4, 128
 ATTENTION = (HEADS + 2 * KV) * D * H + HEADS * D * H
 DENSE_MLP, EXPERT, SHARED, ROUTER = 3 * 6144 * H, 3 * 512 * H, 3 * 1024 * H, 256 * H
-#: Bytes of one partial of all heads; partials that a launch makes and merges at 100K, and of 64 positions in a window.
+#: Bytes of one partial of all heads; the most that a row has over the whole context, each of 128 positions at least,
+#: and those of 64 positions in a window.
 PARTIAL, FULL_PARTIALS, WINDOW_PARTIALS = HEADS * (D + 2) * 4, 66, 9
+#: Arithmetic of merging one.
+MERGE = 2 * HEADS * D
 
 
 def read_by_weights(bytes_per_value):
@@ -21,6 +24,11 @@ def read_by_weights(bytes_per_value):
 
 def step(spec="flint", weights="nvfp4", index=-1):
     return pipeline(spec, weights).steps[index].graph
+
+
+def joined(weights="nvfp4"):
+    """The step before launches are cut at their arrivals."""
+    return next(s.graph for s in pipeline("flint", weights).steps if s.name == "dependent-launch")
 
 
 def cost_of(graph, role, layer, **env):
@@ -40,7 +48,7 @@ def test_weights_read_per_forward(weights, width, gigabytes):
 
 def test_kv_read_per_forward_at_100k():
     """205 MB a long attention; 513 tokens on each sliding layer, 36.8 MB for all 35."""
-    graph = step()
+    graph = joined()
     token = 2 * KV * D * 2
     full = cost_of(graph, "attention", 5, context=100_000)
     assert 100_000 * token == 204.8e6
@@ -50,6 +58,30 @@ def test_kv_read_per_forward_at_100k():
     partials = WINDOW_PARTIALS * PARTIAL
     q, sinks, lengths, table = HEADS * D * 2, HEADS * 4, 2 * 4, 4 * 9
     assert sliding.bytes_read == 513 * token + partials + q + sinks + lengths + table
+
+
+@pytest.mark.parametrize("layer", [2, 5])
+@pytest.mark.parametrize("context", [1, 100, 1000, 100_000])
+def test_attention_and_its_merge_cost_the_same_apart(layer, context):
+    """But that each launch reads the rows' positions and sequences: partials pass through memory either way."""
+    one = cost_of(joined(), "attention", layer, context=context)
+    two = [cost_of(step(), role, layer, context=context) for role in ("attention_partial", "attention_merge")]
+    assert sum(c.bytes_read for c in two) == one.bytes_read + 2 * 4
+    assert sum(c.bytes_written for c in two) == one.bytes_written
+    assert sum(c.flops for c in two) == one.flops
+
+
+@pytest.mark.parametrize(
+    ("context", "partials"),
+    [(1, 1), (128, 1), (129, 2), (66 * 128 - 128, 65), (66 * 128 - 127, 66), (66 * 128 + 1, 66), (100_000, 66)],
+)
+def test_a_row_has_a_partial_a_chunk_up_to_the_most(context, partials):
+    """What its chunks make of it, not what there is room for, is written, read and merged."""
+    made = cost_of(step(), "attention_partial", 5, context=context)
+    assert (made.programs, made.bytes_written) == (KV * partials, partials * PARTIAL)
+    merged = cost_of(step(), "attention_merge", 5, context=context)
+    assert merged.bytes_read == partials * PARTIAL + HEADS * 4 + 2 * 4
+    assert merged.flops == partials * MERGE
 
 
 @pytest.mark.parametrize(("weights", "floor"), [("nvfp4", 4.2e9), ("bf16", 7.4e9)])
@@ -65,12 +97,13 @@ def test_flops_are_twice_the_active_parameters_and_attention():
     graph = step()
     parameters = LAYERS * ATTENTION + DENSE * DENSE_MLP + MOE * (6 * EXPERT + SHARED + ROUTER)
     attention = 4 * HEADS * D * (FULL * 10_000 + 35 * 513)
+    merges = (FULL * FULL_PARTIALS + 35 * WINDOW_PARTIALS) * MERGE
     got = graph_cost(graph, decode_env(graph, 10_000), graph.body).flops
-    assert got == pytest.approx(2 * parameters + attention, rel=0.002)
+    assert got == pytest.approx(2 * parameters + attention + merges, rel=0.002)
 
 
 def test_context_shorter_than_the_window():
-    graph = step()
+    graph = joined()
     short, long = (cost_of(graph, "attention", 2, context=n) for n in (100, 513))
     assert short.bytes_read < long.bytes_read == cost_of(graph, "attention", 2, context=514).bytes_read
 
@@ -116,7 +149,7 @@ def test_a_local_value_costs_nothing_and_a_late_one_is_written_and_read():
 
 def test_redundancy_of_the_router_launch():
     """Every program of 4 experts norms the row: 64 times, each 1 + 5 operations an element."""
-    graph = step()
+    graph = joined()
     (launch,) = (x for x in graph.layer_launches(2) if x.role == "route")
     env = decode_env(graph, 100)
     assert programs(graph, launch, env) == 64
@@ -153,7 +186,7 @@ def test_only_recompute_is_redundant(spec):
     [
         ("add_norm", 2),
         ("qkv", 5120 // 16),
-        ("attention", 2 * KV * 16),
+        ("attention", 2 * KV * 32),
         ("route", 256 // 4),
         ("expert_gate_up", 2 * 6 * (1024 // 16) + 2048 // 16),
         ("expert_down", 2 * (2048 // 16)),
@@ -161,18 +194,36 @@ def test_only_recompute_is_redundant(spec):
 )
 def test_programs_of_two_rows(role, expected):
     """Experts of gate/up and the shared one beside them have programs of their own; those of down are added up."""
-    graph = step()
+    graph = joined()
     (launch,) = (x for x in graph.layer_launches(5) if x.role == role)
     assert programs(graph, launch, decode_env(graph, 8 * 512, 2)) == expected
 
 
-@pytest.mark.parametrize("role", ["qkv", "linear", "route", "expert_gate_up", "expert_down"])
-def test_no_full_size_gemv_has_fewer_than_64_programs(role):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qkv", 5120 // 16),
+        ("attention", 2 * KV * 32),
+        ("attention_merge", 2 * HEADS),
+        ("route", 256 // 4),
+        ("topk", 2),
+    ],
+)
+def test_programs_of_two_rows_where_launches_are_cut_at_their_arrivals(name, expected):
     graph = step()
+    (launch,) = (x for x in graph.layer_launches(5) if x.name == f"L5.{name}")
+    assert programs(graph, launch, decode_env(graph, 8 * 512, 2)) == expected
+
+
+@pytest.mark.parametrize("make", [joined, step])
+@pytest.mark.parametrize("role", ["qkv", "linear", "route", "expert_gate_up", "expert_down"])
+def test_no_full_size_gemv_has_fewer_than_64_programs(role, make):
+    graph = make()
     env = decode_env(graph, 4096)
-    for launch in graph.layer_launches(5):
-        if launch.role == role:
-            assert programs(graph, launch, env) >= 64
+    launches = [x for x in graph.layer_launches(5) if x.role == role]
+    assert launches or (role, make) == ("qkv", step)
+    for launch in launches:
+        assert programs(graph, launch, env) >= 64
 
 
 def test_costs_add():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flintc import api
 from flintc.errors import VerificationError
 from flintc.ir.build import build
 from flintc.ir.graph import Launch
@@ -19,22 +20,23 @@ def built(name):
 
 
 def test_the_two_ops_of_a_full_layer():
-    graph = lower_attention(built("tiny-flint"), 16)
+    graph = lower_attention(built("tiny-flint"), 16, partials=5)
     partial, merge = graph.ops["L1.attention"], graph.ops["L1.attention_merge"]
     assert partial.kind == "attention_partial" and merge.kind == "attention_merge"
     assert partial.inputs == ("L1.q", "L1.cache.1", "positions", "seqs", "block_table")
     assert partial.outputs == ("L1.a.o", "L1.a.m", "L1.a.l")
     assert merge.inputs == (*partial.outputs, "positions", "seqs", "L1.w.sinks") and merge.outputs == ("L1.a",)
-    assert dict(partial.attrs) == {"scale": pytest.approx(32**-0.5), "window": None, "chunk": 16}
-    assert dict(merge.attrs) == {"chunk": 16, "window": None}
-    assert graph.values["L1.a.o"].type == TensorType("f32", ("B", 4, "S", 32))
-    assert graph.values["L1.a.m"].type == graph.values["L1.a.l"].type == TensorType("f32", ("B", 4, "S"))
+    assert dict(partial.attrs) == {"scale": pytest.approx(32**-0.5), "window": None, "chunk": 16, "partials": 5}
+    assert dict(merge.attrs) == {"chunk": 16, "window": None, "partials": 5}
+    assert graph.values["L1.a.o"].type == TensorType("f32", ("B", 4, 5, 32))
+    assert graph.values["L1.a.m"].type == graph.values["L1.a.l"].type == TensorType("f32", ("B", 4, 5))
     assert graph.values["L1.a.o"].layer == 1
 
 
 def test_a_windowed_layer_has_a_fixed_number_of_splits():
     graph = lower_attention(built("tiny-flint"), 16)
-    assert graph.ops["L2.attention"].attrs["window"] == graph.ops["L2.attention_merge"].attrs["window"] == 13
+    for op in (graph.ops["L2.attention"], graph.ops["L2.attention_merge"]):
+        assert (op.attrs["window"], op.attrs["partials"]) == (13, None)
     assert graph.values["L2.a.o"].type == TensorType("f32", ("B", 4, 2, 32))
 
 
@@ -81,4 +83,16 @@ def test_windowed_layers_have_chunks_of_their_own():
     chunks = {(op.attrs["window"], op.attrs["chunk"]) for op in graph.ops.values() if op.kind in kinds}
     assert chunks == {(None, 16), (13, 4)}
     assert graph.values["L2.a.o"].type == TensorType("f32", ("B", 4, 4, 32))
-    assert graph.values["L1.a.o"].type == TensorType("f32", ("B", 4, "S", 32))
+    assert graph.values["L1.a.o"].type == TensorType("f32", ("B", 4, 66, 32))
+
+
+def test_a_model_is_lowered_as_its_spec_says():
+    """Layers over the whole context by its chunk and partials, those with a window by their own chunk."""
+    for name, whole, windowed in (("flint", (128, 66), 64), ("tiny-flint", (16, 3), 16), (OTHER, (8, 66), 8)):
+        graph = api.run_passes(bind_defaults(load_spec(name)), stop_after="baseline").graph
+        cut = {
+            (op.attrs["window"] is None, op.attrs["chunk"], op.attrs["partials"])
+            for op in graph.ops.values()
+            if op.kind in ("attention_partial", "attention_merge")
+        }
+        assert cut == {(True, *whole), (False, windowed, None)}

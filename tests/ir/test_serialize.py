@@ -45,7 +45,7 @@ def planned(graph: Graph) -> Plan:
     kernel = Kernel("k", "def k():\n    pass\n", params, constants, 4, 3, True, 128, (path, (Effect("trigger"),)))
     ref = next(v for v in graph.values.values() if v.kind == "weight").name
     args = (Arg("value", ref), Arg("part", f"{ref}#codes"), Arg("scratch", "arrivals"), Arg("symbol", "B"))
-    launches = tuple(PlannedLaunch(x.name, "k", ("16*B", 1, "S"), args) for x in graph.launches)
+    launches = tuple(PlannedLaunch(x.name, "k", ("16*B", 1, "T"), args) for x in graph.launches)
     activations = [v for v in graph.values.values() if v.kind == "activation"]
     buffers = {"b0": Buffer("b0", tuple(dict.fromkeys(v.type for v in activations)))}
     scratch = {"arrivals": Scratch("arrivals", TensorType("i32", ("B", 8)))}

@@ -113,6 +113,43 @@ def test_changed_type():
     assert "norm: h is declared f32[B, 64], norm makes bf16[B, 64]" in got
 
 
+def split_attention():
+    """Partials of at most three runs over the whole context, and their merge."""
+    s = Sketch()
+    s.given("q", "bf16", "B", 2, 16)
+    for name in ("positions", "seqs"):
+        s.given(name, "i32", "B")
+    s.given("table", "i32", "Q", "T")
+    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    cut = {"chunk": 8, "partials": 3}
+    s.op("partial", "attention_partial", ["q", "cache", "positions", "seqs", "table"], "o m l", scale=1.0, **cut)
+    s.op("merge", "attention_merge", ["o", "m", "l", "positions", "seqs"], "a", **cut)
+    return s.graph("a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 5}, "it goes without a window, and only so"),
+        ({"partials": None}, "it goes without a window, and only so"),
+        ({"partials": 0}, "partials must be positive, not 0"),
+        ({"partials": -2}, "partials must be positive, not -2"),
+    ],
+)
+@pytest.mark.parametrize("name", ["partial", "merge"])
+def test_as_many_partials_as_make_no_sense(name, changes, message):
+    g = split_attention()
+    verify(g)
+    with pytest.raises(VerificationError, match=f"{name}: .*{message}"):
+        verify(with_op(g, name, attrs={**g.ops[name].attrs, **changes}))
+
+
+def test_a_merge_of_more_partials_than_there_are():
+    g = split_attention()
+    with pytest.raises(VerificationError, match="make 4 splits"):
+        verify(with_op(g, "merge", attrs={**g.ops["merge"].attrs, "partials": 4}))
+
+
 def test_op_in_no_launch_and_in_two():
     g = graph()
     assert said(g.with_launches(g.launches[1:])) == ["add: the op is in no launch"]

@@ -99,7 +99,8 @@ def test_attention_after_the_cache_write(kind, group, legal):
     s.given("table", "i32", "Q", "T")
     s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
     s.op("write", "kv_write", ["kv", "kv", "cache", "positions", "seqs", "table"], "cache.1", v_heads=(0, 2))
-    s.op("attend", "attention_partial", ["q", "cache.1", "positions", "seqs", "table"], "o m l", scale=1.0, chunk=8)
+    given, cut = ["q", "cache.1", "positions", "seqs", "table"], {"chunk": 8, "partials": 3}
+    s.op("attend", "attention_partial", given, "o m l", scale=1.0, **cut)
     g = s.fused(["o", "m", "l", "cache.1"], "both", "write attend", Crossing("cache.1", kind, group))
     assert (said(g) == []) == legal
 
@@ -115,8 +116,9 @@ def test_the_merge_of_partials(kind, group, legal):
         s.given(name, "i32", "B")
     s.given("table", "i32", "Q", "T")
     s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
-    s.op("partial", "attention_partial", ["q", "cache", "positions", "seqs", "table"], "o m l", scale=1.0, chunk=8)
-    s.op("merge", "attention_merge", ["o", "m", "l", "positions", "seqs"], "a", chunk=8)
+    given, cut = ["q", "cache", "positions", "seqs", "table"], {"chunk": 8, "partials": 3}
+    s.op("partial", "attention_partial", given, "o m l", scale=1.0, **cut)
+    s.op("merge", "attention_merge", ["o", "m", "l", "positions", "seqs"], "a", **cut)
     g = s.fused(["a"], "attention", "partial merge", *(Crossing(v, kind, group) for v in "oml"))
     assert (said(g) == []) == legal
 

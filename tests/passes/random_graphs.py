@@ -118,11 +118,11 @@ class Garden:
 
     def grow_partial(self) -> None:
         inputs = [self.pick("q"), self.pick("cache"), "positions", "seqs", "table"]
-        self.op("attention_partial", inputs, "o m l", scale=0.5, chunk=8)
+        self.op("attention_partial", inputs, "o m l", scale=0.5, chunk=8, partials=3)
 
     def grow_merge(self) -> None:
         inputs = [self.pick("o"), self.pick("m"), self.pick("l"), "positions", "seqs"]
-        self.op("attention_merge", inputs, "row", chunk=8)
+        self.op("attention_merge", inputs, "row", chunk=8, partials=3)
 
     def grow_router(self) -> None:
         self.op("router", [self.pick("row"), self.weight("f32", 4, ROW)], "logits")

@@ -7,7 +7,7 @@ from flintc.ir.ops import OpTypeError
 from flintc.passes import run_pipeline
 
 
-def sketch(*, chunk=16, merge_chunk=16, merge_window=None, merge_positions="positions", sinks=True):
+def sketch(*, merge_chunk=16, merge_window=None, merge_partials=3, merge_positions="positions", sinks=True):
     s = Sketch()
     s.given("q", "bf16", "B", 4, 16)
     for name in ("positions", "later", "seqs"):
@@ -15,10 +15,11 @@ def sketch(*, chunk=16, merge_chunk=16, merge_window=None, merge_positions="posi
     s.given("table", "i32", "Q", "T")
     s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
     s.weight("sinks", "f32", 4)
-    s.op("partial", "attention_partial", ["q", "cache", "positions", "seqs", "table"], "o m l", scale=0.25, chunk=chunk)
+    read = ["q", "cache", "positions", "seqs", "table"]
+    s.op("partial", "attention_partial", read, "o m l", scale=0.25, chunk=16, partials=3)
     last = ["sinks"] if sinks else []
     merged = ["o", "m", "l", merge_positions, "seqs", *last]
-    s.op("merge", "attention_merge", merged, "a", chunk=merge_chunk, window=merge_window)
+    s.op("merge", "attention_merge", merged, "a", chunk=merge_chunk, window=merge_window, partials=merge_partials)
     return s
 
 
@@ -36,8 +37,12 @@ def test_takes_the_partials_and_their_merge(sinks):
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        ({"merge_chunk": 32}, "not so: attention_partial and attention_merge agree on chunk, window"),
-        ({"merge_window": 20}, "not so: attention_partial and attention_merge agree on chunk, window"),
+        ({"merge_chunk": 32}, "not so: attention_partial and attention_merge agree on chunk, window, partials"),
+        # A window of 20 has three splits as well.
+        (
+            {"merge_window": 20, "merge_partials": None},
+            "not so: attention_partial and attention_merge agree on chunk, window, partials",
+        ),
         ({"merge_positions": "later"}, None),
     ],
     ids=["other chunk", "other window", "other positions"],
@@ -51,7 +56,7 @@ def test_refuses(change, refusal):
 
 def test_refuses_a_second_consumer_of_the_partials():
     s = sketch()
-    s.op("second", "attention_merge", ["o", "m", "l", "positions", "seqs"], "b", chunk=16)
+    s.op("second", "attention_merge", ["o", "m", "l", "positions", "seqs"], "b", chunk=16, partials=3)
     graph = s.graph("a", "b")
     assert run(graph).graph.launches == graph.launches
 
@@ -59,8 +64,9 @@ def test_refuses_a_second_consumer_of_the_partials():
 def test_refuses_statistics_of_another_attention():
     """Other axis: o of one attention merged with m and l of the other."""
     s = sketch()
-    s.op("twin", "attention_partial", ["q", "cache", "positions", "seqs", "table"], "o2 m2 l2", scale=0.5, chunk=16)
-    s.op("mixed", "attention_merge", ["o2", "m", "l2", "positions", "seqs"], "b", chunk=16)
+    read = ["q", "cache", "positions", "seqs", "table"]
+    s.op("twin", "attention_partial", read, "o2 m2 l2", scale=0.5, chunk=16, partials=3)
+    s.op("mixed", "attention_merge", ["o2", "m", "l2", "positions", "seqs"], "b", chunk=16, partials=3)
     graph = s.graph("a", "b")
     assert run(graph).graph.launches == graph.launches
 
@@ -68,6 +74,13 @@ def test_refuses_statistics_of_another_attention():
 def test_partials_of_another_dtype_are_no_graph():
     """Rounded partials need no refusal by the rule: no merge reads them."""
     s = sketch()
-    s.given("rounded", "bf16", "B", 4, "S", 16)
+    s.given("rounded", "bf16", "B", 4, 3, 16)
     with pytest.raises(OpTypeError, match="expected f32"):
-        s.op("bad", "attention_merge", ["rounded", "m", "l", "positions", "seqs"], "b", chunk=16)
+        s.op("bad", "attention_merge", ["rounded", "m", "l", "positions", "seqs"], "b", chunk=16, partials=3)
+
+
+@pytest.mark.parametrize("change", [{"merge_partials": 4}, {"merge_window": 40, "merge_partials": None}])
+def test_another_number_of_partials_is_no_graph(change):
+    """Nor need the rule refuse a merge that would look for more partials than there are, or for fewer."""
+    with pytest.raises(OpTypeError, match=r"its chunk, window and partials make 4 splits"):
+        sketch(**change)

@@ -10,14 +10,28 @@ from flintc.ir.verify import verify
 from flintc.passes import PASSES, run_pipeline
 from flintc.passes.dependent_launch import DependentLaunch
 
+NAME = "dependent-launch"
+JOINING = [name for name in PASSES if name not in (NAME, "split-arrivals")]
+
+
+def before_and_after(spec="tiny-flint"):
+    """The graphs around the pass."""
+    steps = pipeline(spec).steps
+    (at,) = (i for i, step in enumerate(steps) if step.name == NAME)
+    return steps[at - 1].graph, steps[at].graph
+
+
+def chained(spec="tiny-flint"):
+    return before_and_after(spec)[1]
+
 
 def launches(spec="tiny-flint", layer=2):
-    return {x.role: x for x in pipeline(spec).graph.layer_launches(layer)}
+    return {x.role: x for x in chained(spec).layer_launches(layer)}
 
 
 @pytest.mark.parametrize("spec", ["tiny-flint", OTHER])
 def test_no_launch_fewer_and_every_one_chained(spec):
-    before, after = pipeline(spec).steps[-2].graph, pipeline(spec).graph
+    before, after = before_and_after(spec)
     assert [(x.name, x.ops, x.crossings) for x in after.launches] == [
         (x.name, x.ops, x.crossings) for x in before.launches
     ]
@@ -49,7 +63,7 @@ def test_one_row_fetches_its_experts_as_soon_as_they_are_chosen():
 
 @pytest.mark.parametrize("trigger", ["early", "waited", "late"])
 def test_what_the_launch_before_does_not_wait_for_may_not_be_fetched(trigger):
-    graph = pipeline("tiny-flint").graph
+    graph = chained()
     changed = [
         replace(x, dependent=replace(x.dependent, alone=replace(x.dependent.alone, trigger=trigger)))
         if x.name == "L2.expert_gate_up"
@@ -68,12 +82,12 @@ def test_what_the_launch_before_does_not_wait_for_may_not_be_fetched(trigger):
 
 def test_a_choice_that_the_launch_before_makes_is_not_fetched_ahead():
     """Routed experts' first product follows the choice at once."""
-    got = run_pipeline(baseline("tiny-flint"), [*list(PASSES)[:-1], DependentLaunch(ahead=("expert_gate_up",))]).graph
+    got = run_pipeline(baseline("tiny-flint"), [*JOINING, DependentLaunch(ahead=("expert_gate_up",))]).graph
     assert all(x.dependent.alone is None for x in got.launches)
 
 
 def test_nothing_made_in_the_step_is_fetched_but_older_pages_of_a_cache():
-    graph = pipeline("tiny-flint").graph
+    graph = chained()
     kinds = {graph.values[v].kind for x in graph.launches for v in x.dependent.prefetch}
     assert kinds == {"weight", "table", "cache"}
     for launch in graph.launches:
@@ -83,7 +97,7 @@ def test_nothing_made_in_the_step_is_fetched_but_older_pages_of_a_cache():
 
 def test_the_first_launch_triggers_last():
     """Positions and block tables may be written by the launch before the step; the rest read them before waiting."""
-    first, *rest = pipeline("tiny-flint").graph.launches
+    first, *rest = chained().launches
     assert (first.dependent.prefetch, first.dependent.trigger) == ((), "late")
     assert {x.dependent.trigger for x in rest} == {"early"}
 
@@ -94,5 +108,6 @@ def test_options():
 
 
 def test_it_chains_the_unfused_graph_too():
-    got = run_pipeline(baseline("tiny-flint"), list(PASSES), disabled=list(PASSES)[:-1]).graph
+    got = run_pipeline(baseline("tiny-flint"), list(PASSES), disabled=JOINING, stop_after=NAME).graph
+    assert all(x.dependent is not None for x in got.launches)
     assert len(got.launches) == len(baseline("tiny-flint").launches)

@@ -16,6 +16,9 @@ from flintc.passes.rule import RuleCount
 from flintc.spec import KNOWN_PASSES, load_spec
 
 NAMES = list(PASSES)
+*JOINING, CHAIN, CUT = NAMES
+#: Roles of a MoE layer after its first norm, once cut.
+CUT_MOE = "linear heads attention_partial attention_merge linear route topk expert_gate_up expert_down"
 SPECS = ["flint", "tiny-flint", OTHER]
 
 
@@ -28,6 +31,15 @@ class Nothing(Pass):
 
     def apply(self, graph):
         return graph, (RuleCount("nothing"),)
+
+
+@dataclass(frozen=True)
+class Follower(Nothing):
+    """Changes nothing, and may follow the pass that chains launches."""
+
+    name: ClassVar[str] = "follower"
+    requires: ClassVar[tuple[str, ...]] = ()
+    keeps: ClassVar[tuple[str, ...]] = (CHAIN,)
 
 
 @dataclass(frozen=True)
@@ -51,15 +63,36 @@ class Forger(Pass):
         return replace(graph, ops={**graph.ops, op.name: replace(op, attrs={"eps": 1e-3})}), ()
 
 
-def test_flint_is_seven_launches_a_layer_and_345_in_all():
-    graph = pipeline("flint").graph
+def after(name, spec, weights="bf16"):
+    """The graph after the pass ``name``."""
+    return next(step.graph for step in pipeline(spec, weights).steps if step.name == name)
+
+
+def roles(graph, layer):
+    return " ".join(x.role for x in graph.layer_launches(layer))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
+def test_flint_is_joined_to_seven_launches_a_layer_and_345_in_all(weights):
+    graph = run_pipeline(baseline("flint", weights), NAMES, stop_after="dependent-launch").graph
     assert {len(graph.layer_launches(layer)) for layer in graph.layers()} == {7}
     assert (len(graph.body), len(graph.launches)) == (345, 346)
 
 
+@pytest.mark.parametrize(
+    ("weights", "moe", "dense", "in_all"),
+    # In BF16 the product of qkv is left whole.
+    [("nvfp4", 10, 9, 490), ("bf16", 9, 8, 441)],
+)
+def test_flint_is_cut_where_programs_wait_for_others(weights, moe, dense, in_all):
+    graph = pipeline("flint", weights).graph
+    assert [len(graph.layer_launches(layer)) for layer in graph.layers()] == [dense] * 2 + [moe] * 47
+    assert (len(graph.body), len(graph.launches)) == (in_all, in_all + 1)
+
+
 def test_flint_after_each_pass():
-    """22, 21, 13 and 14 launches a layer, less what each pass is said to join."""
-    run = pipeline("flint")
+    """22, 21, 13 and 14 launches a layer, less what each pass is said to join, and more by what the last cuts."""
+    run = pipeline("flint", "nvfp4")
     counts = [[len(step.graph.layer_launches(layer)) for layer in (2, 5, 0, 1)] for step in run.steps]
     assert counts == [
         [22, 21, 13, 14],
@@ -69,11 +102,12 @@ def test_flint_after_each_pass():
         [10, 10, 8, 8],
         [7, 7, 7, 7],
         [7, 7, 7, 7],
+        [10, 10, 9, 9],
     ]
 
 
 @pytest.mark.parametrize(
-    ("layer", "roles"),
+    ("layer", "expected"),
     [
         (0, "norm qkv attention linear add_norm gate_up linear"),
         (1, "add_norm qkv attention linear add_norm gate_up linear"),
@@ -81,15 +115,29 @@ def test_flint_after_each_pass():
         (48, "add_norm qkv attention linear route expert_gate_up expert_down"),
     ],
 )
-def test_roles_of_flint_layers(layer, roles):
-    assert " ".join(x.role for x in pipeline("flint").graph.layer_launches(layer)) == roles
+def test_roles_of_flint_layers(layer, expected):
+    assert roles(after(CHAIN, "flint"), layer) == expected
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (0, "norm linear heads attention_partial attention_merge linear add_norm gate_up linear"),
+        (1, "add_norm linear heads attention_partial attention_merge linear add_norm gate_up linear"),
+        *((n, f"add_norm {CUT_MOE}") for n in (2, 5, 48)),
+    ],
+)
+def test_roles_of_flint_layers_once_cut(layer, expected):
+    assert roles(after(CUT, "flint", "nvfp4"), layer) == expected
 
 
 def test_a_model_without_shared_expert_whose_first_layer_routes():
-    graph = pipeline(OTHER).graph
-    roles = [x.role for x in graph.layer_launches(0)]
-    assert roles == ["norm", "qkv", "attention", "linear", "route", "expert_gate_up", "expert_down"]
+    graph = after(CHAIN, OTHER)
+    assert roles(graph, 0) == "norm qkv attention linear route expert_gate_up expert_down"
     assert {len(graph.layer_launches(layer)) for layer in graph.layers()} == {7}
+    cut = after(CUT, OTHER)
+    assert roles(cut, 0) == f"norm {CUT_MOE}"
+    assert {len(cut.layer_launches(layer)) for layer in cut.layers()} == {10}
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -110,8 +158,19 @@ def test_every_subset_of_the_pipeline_runs(spec):
 
 
 def test_disabling_a_pass_leaves_its_launches_apart():
-    graph = run_pipeline(baseline("flint"), NAMES, ["attention-merge"]).graph
+    graph = run_pipeline(baseline("flint"), NAMES, ["attention-merge"], stop_after=CHAIN).graph
     assert {len(graph.layer_launches(layer)) for layer in graph.layers()} == {8}
+
+
+def test_disabling_the_pass_that_cuts_leaves_launches_joined():
+    graph = run_pipeline(baseline("flint"), NAMES, [CUT]).graph
+    assert graph.launches == after(CHAIN, "flint").launches
+
+
+def test_launches_that_are_cut_in_the_end_need_not_have_been_joined():
+    """The partials and their merge, of the two halves of a cut the one that is a launch per op to begin with."""
+    graph = run_pipeline(baseline("tiny-flint"), NAMES, ["attention-merge"]).graph
+    assert partition(graph) == partition(pipeline("tiny-flint").graph)
 
 
 def test_steps_are_numbered_timed_and_counted():
@@ -138,8 +197,9 @@ def test_print_after_is_called_with_each_step():
 
 
 def test_running_the_pipeline_again_changes_nothing():
-    graph = pipeline("tiny-flint").graph
-    assert run_pipeline(graph, NAMES).graph.launches == graph.launches
+    graph = after(CHAIN, "tiny-flint")
+    assert run_pipeline(graph, NAMES, stop_after=CHAIN).graph.launches == graph.launches
+    assert run_pipeline(graph, NAMES).graph.launches == pipeline("tiny-flint").graph.launches
 
 
 @pytest.mark.parametrize(
@@ -163,10 +223,17 @@ def test_running_the_pipeline_again_changes_nothing():
             None,
             "pass 'dependent-launch' must be the last, but 'attention-merge' follows it",
         ),
+        (
+            ["residual-norm", "dependent-launch", "split-arrivals", "attention-merge"],
+            (),
+            None,
+            "pass 'dependent-launch' must be the last, but 'attention-merge' follows it",
+        ),
+        ([*NAMES, Follower()], (), None, "pass 'split-arrivals' must be the last, but 'follower' follows it"),
         ([Nothing()], (), None, "pass 'nothing' needs 'norm-rope-cache' before it (disable 'nothing' as well)"),
         ([Nothing(), *NAMES], (), None, "pass 'nothing' needs 'norm-rope-cache' before it (disable 'nothing' as well)"),
         (
-            [*NAMES[:-1], Nothing()],
+            [*JOINING, Nothing()],
             ["norm-rope-cache"],
             None,
             "pass 'nothing' needs 'norm-rope-cache' before it (disable 'nothing' as well)",
@@ -181,15 +248,20 @@ def test_refused_pipelines(names, disabled, stop, message):
 
 
 def test_a_pass_that_needs_another_runs_after_it():
-    run = run_pipeline(baseline("tiny-flint"), [*NAMES[:-1], Nothing()])
+    run = run_pipeline(baseline("tiny-flint"), [*JOINING, Nothing()])
     assert run.steps[-1].name == "nothing"
+
+
+def test_a_pass_that_must_be_the_last_is_followed_by_those_that_keep_what_it_says():
+    run = run_pipeline(baseline("tiny-flint"), [*JOINING, CHAIN, Follower()])
+    assert [step.name for step in run.steps[-2:]] == [CHAIN, "follower"]
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         (Vandal(), "embed: the op is in no launch"),
-        (Forger(), "pass 'forger' changed the op L0.norm: passes only join launches"),
+        (Forger(), "pass 'forger' changed the op L0.norm: passes only say what shares a launch"),
     ],
 )
 def test_the_graph_is_verified_after_each_pass(bad, message):
@@ -210,7 +282,7 @@ def test_every_pass_says_what_it_is_for(name):
         assert len(rule.why) > 40
 
 
-@pytest.mark.parametrize("step", [0, -1], ids=["baseline", "final"])
+@pytest.mark.parametrize("step", [0, -2, -1], ids=["baseline", "joined", "final"])
 def test_golden_ir(step):
     run = pipeline("tiny-flint")
     verify(run.steps[step].graph)

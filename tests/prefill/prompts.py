@@ -40,7 +40,7 @@ def graph_of(spec: str, weights: Weights) -> Graph:
 def weights_of(spec: str, weights: Weights) -> Mapping[str, Tensor | Nvfp4]:
     """Random weights and tables by value name."""
     graph = graph_of(spec, weights)
-    sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": CONTEXT, "S": 1}
+    sizes = {"B": 1, "Q": 1, "T": 1, "P": 1, "C": CONTEXT}
     made = tensors(graph, sizes, 10000.0, "cpu", 0)
     return {name: t for name, t in made.items() if graph.values[name].kind in ("weight", "table")}
 

@@ -63,7 +63,7 @@ def test_a_chunk_takes_no_more_than_is_set_aside(rows: int, context: int) -> Non
     made = general(graph)
     assert made is not None
     kv = KvCache(KvLayout.from_graph(graph), context, 1)
-    env = {"B": 1, "Q": 1, "T": kv.tables["block_table"].shape[1], "P": kv.pages, "C": context, "S": 1}
+    env = {"B": 1, "Q": 1, "T": kv.tables["block_table"].shape[1], "P": kv.pages, "C": context}
     given: Mapping[str, Tensor] = {
         v.name: torch.empty([resolve(d, env) for d in v.type.shape], dtype=TORCH_DTYPES[v.type.dtype], device="meta")
         for v in graph.values.values()

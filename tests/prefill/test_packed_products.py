@@ -25,7 +25,7 @@ def words():
     model = api._resized(load_spec("tiny-flint"), {"layers": 3, "hidden": 256, "expert_width": 128})
     graph = api.run_passes(model, "nvfp4", stop_after="baseline").graph
     made = general(graph)
-    given = tensors(graph, {"B": 1, "Q": 1, "T": 1, "P": 1, "C": 8, "S": 1}, 10000.0, "cpu", 0)
+    given = tensors(graph, {"B": 1, "Q": 1, "T": 1, "P": 1, "C": 8}, 10000.0, "cpu", 0)
     plan = Plan(graph, {}, (), {}, {}, {}, general=made)
     launch = InterpretedLaunch(made.kernels)
     return plan, launch, Given(plan, launch, for_kernels(given)), given

@@ -9,10 +9,8 @@ import torch
 from prompts import CONTEXT, divergence, graph_of, make_path, random_ids
 from tolerance import assert_close
 
-from flintc.ir.plan import Param
 from flintc.reference import run
 from flintc.runtime.prefill.steps import STEP_ROUTINES, StepRows, counters_of, serves_steps
-from flintc.runtime.values import attention_chunk
 
 #: Tokens cached before the step: none, the window (13) less one and full, and more than a ring holds.
 LENGTHS = (0, 12, 13, 40)
@@ -37,11 +35,10 @@ class Wide:
 
     def rows(self, rows):
         columns = [torch.tensor(column, dtype=torch.int32) for column in zip(*rows, strict=True)]
-        splits = -(-CONTEXT // attention_chunk(self.graph))
         general = self.path._plan.general
         assert serves_steps(general)
         counters = torch.zeros(counters_of(general, len(rows)), dtype=torch.int32)
-        return StepRows(*columns, self.kv.tables, splits, counters)
+        return StepRows(*columns, self.kv.tables, counters)
 
     @property
     def live(self):
@@ -58,14 +55,14 @@ class Wide:
         return run(replace(self.graph, outputs=made), {**given, **caches, **inputs, **self.kv.tables})
 
 
-def test_step_kernels_that_take_other_memory_serve_no_steps():
-    """Bundles of an earlier merge: they would ask for counters that a step does not have."""
+@pytest.mark.parametrize("kind", ["heads", "attention"])
+def test_a_path_that_lacks_a_step_kernel_serves_no_steps(kind):
     general = make_path("tiny-flint", "bf16", CONTEXT, slots=1)[0]._plan.general
-    name = next(r.kernels["step"] for r in general.routines if r.kind == "attention")
-    kernel = general.kernels[name]
-    older = replace(kernel, params=(*kernel.params, Param("segments_ptr", "*i32")))
     assert serves_steps(general)
-    assert not serves_steps(replace(general, kernels={**general.kernels, name: older}))
+    at = next(i for i, r in enumerate(general.routines) if r.kind == kind)
+    kernels = {purpose: name for purpose, name in general.routines[at].kernels.items() if purpose != "step"}
+    lacking = replace(general.routines[at], kernels=kernels)
+    assert not serves_steps(replace(general, routines=(*general.routines[:at], lacking, *general.routines[at + 1 :])))
 
 
 @pytest.mark.parametrize(
@@ -104,13 +101,6 @@ def test_heads_and_attention_at_their_rounding_points(spec):
             y = values[last.outputs[0]]
             assert_close(y[wide.live], reference[last.outputs[0]][wide.live], 2, slack=2e-2)
             assert not y[~wide.live].any()
-
-
-def test_no_program_of_a_wide_step_waits_for_others():
-    """Its rows are many: those that wait could fill the GPU."""
-    general = Wide("short-flint", "bf16").path._plan.general
-    steps = [general.kernels[r.kernels["step"]] for r in general.routines if r.kind == "attention"]
-    assert steps and not any("WAITING" in kernel.constants for kernel in steps)
 
 
 def test_a_row_has_the_bits_that_it_has_among_rows_of_no_sequence():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -45,18 +46,18 @@ class Paged:
         sinks: Tensor | None = None,
         chunk: int | None = None,
         context: Context = FP32,
+        partials: int = 66,
     ) -> Tensor:
-        """Unlowered, or with ``chunk`` as partials and a merge."""
+        """Unlowered, or with ``chunk`` as partials and a merge; of the whole context, at most so many ``partials``."""
         inputs = {"q": q, "c": self.cache, "p": positions, "s": seqs, "t": self.table, "sinks": sinks}
         tail = () if sinks is None else ("sinks",)
         ports = ("q", "c", "p", "s", "t")
         attrs = {"scale": scale, "window": self.window}
         if chunk is None:
             return run_op(Op("a", "attention", (*ports, *tail), ("y",), attrs), inputs, context)["y"]
-        attrs["chunk"] = chunk
-        inputs |= run_op(Op("p", "attention_partial", ports, ("o", "m", "l"), attrs), inputs, context)
-        attrs = {"chunk": chunk, "window": self.window}
-        merge = Op("m", "attention_merge", ("o", "m", "l", "p", "s", *tail), ("y",), attrs)
+        cut = {"chunk": chunk, "window": self.window, "partials": partials if self.window is None else None}
+        inputs |= run_op(Op("p", "attention_partial", ports, ("o", "m", "l"), {"scale": scale, **cut}), inputs, context)
+        merge = Op("m", "attention_merge", ("o", "m", "l", "p", "s", *tail), ("y",), cut)
         return run_op(merge, inputs, context)["y"]
 
 
@@ -99,14 +100,15 @@ def test_matches_naive_attention(data: st.DataObject) -> None:
     page, chunk = draw(st.sampled_from([(4, 4), (8, 16), (4, 6)]))
     lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
     sinks = draw(st.sampled_from([None, torch.randn(kv * group) * 3]))
+    partials = draw(st.sampled_from([1, 2, 3, 66]))
     keys, values = (torch.randn(len(lengths), 40, kv, head) for _ in range(2))
     queries = torch.randn(len(lengths), 40, kv * group, head)
     paged = Paged(len(lengths), 40, kv, head, page, window)
     for rows in draw(steps(lengths)):
-        check_rows(paged, rows, keys, values, queries, chunk, sinks)
+        check_rows(paged, rows, keys, values, queries, chunk, partials, sinks)
 
 
-def check_rows(paged: Paged, rows: list[tuple[int, int]], keys, values, queries, chunk, sinks) -> None:
+def check_rows(paged: Paged, rows: list[tuple[int, int]], keys, values, queries, chunk, partials, sinks) -> None:
     """Write and attend in one step; compare every row, unlowered and lowered."""
     seqs, positions = (torch.tensor(x, dtype=torch.int32) for x in zip(*rows, strict=True))
     paged.write(keys[seqs, positions], values[seqs, positions], positions, seqs)
@@ -115,7 +117,7 @@ def check_rows(paged: Paged, rows: list[tuple[int, int]], keys, values, queries,
         [naive(q[i], keys[s], values[s], p, scale, paged.window, sinks) for i, (s, p) in enumerate(rows)]
     )
     for lowered in (None, chunk):
-        got = paged.attend(q, positions, seqs, scale, sinks, lowered)
+        got = paged.attend(q, positions, seqs, scale, sinks, lowered, partials=partials)
         torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -144,16 +146,15 @@ def test_full_window_edge(position: int, first: int, chunk: int | None) -> None:
     torch.testing.assert_close(out[:3], torch.tensor([0.0, 1 / visible, 1.0]), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("chunk", [None, 8])
+@pytest.mark.parametrize(("chunk", "partials"), [(None, 66), (8, 66), (8, 3), (8, 1)])
 @pytest.mark.parametrize(
     ("sink", "share"), [(1e4, 0.0), (200.0, 0.0), (math.log(30.0), 0.5), (0.0, 30 / 31), (-200.0, 1.0), (-1e4, 1.0)]
 )
-def test_sink_joins_the_denominator_once(sink: float, share: float, chunk: int | None) -> None:
+def test_sink_joins_the_denominator_once(sink: float, share: float, chunk: int | None, partials: int) -> None:
     """30 equal scores of 0 hold 30 / (30 + exp(sink)) of the weight, however many partials there are."""
     paged = filled(30, None, torch.ones(30, 1, 4), page=8)
-    out = paged.attend(
-        torch.ones(1, 1, 4), torch.tensor([29]).int(), torch.zeros(1).int(), 0.5, torch.tensor([sink]), chunk
-    )
+    q, at, seqs = torch.ones(1, 1, 4), torch.tensor([29]).int(), torch.zeros(1).int()
+    out = paged.attend(q, at, seqs, 0.5, torch.tensor([sink]), chunk, partials=partials)
     torch.testing.assert_close(out, torch.full((1, 4), share), atol=1e-6, rtol=1e-6)
 
 
@@ -189,13 +190,18 @@ def test_all_rows_padded() -> None:
         assert (paged.attend(torch.ones(2, 1, 4), *rows, 0.5, chunk=chunk) == 0).all()
 
 
+def partials_of(inputs: dict[str, Tensor], context: Context = ROUNDED, **attrs: object) -> dict[str, Tensor]:
+    """o, m and l of an `attention_partial` over the whole context."""
+    op = Op("p", "attention_partial", ("q", "c", "p", "s", "t"), ("o", "m", "l"), {"window": None, **attrs})
+    return run_op(op, inputs, context)
+
+
 def test_partials_past_the_row_are_unwritten() -> None:
     """Rows at positions 3 and 9 with chunks of 4 have 1 and 3 partials; the rest is NaN, and the merge skips it."""
     paged = filled(10, None, torch.ones(10, 1, 4), page=4)
     inputs = {"q": torch.ones(2, 1, 4), "c": paged.cache, "t": paged.table}
     inputs |= {"p": torch.tensor([3, 9]).int(), "s": torch.zeros(2).int()}
-    op = Op("p", "attention_partial", ("q", "c", "p", "s", "t"), ("o", "m", "l"), {"scale": 1.0, "chunk": 4})
-    made = run_op(op, inputs, Context("rounded", splits=5))
+    made = partials_of(inputs, scale=1.0, chunk=4, partials=5)
     for value in made.values():
         assert value.shape[2] == 5 and value.dtype == torch.float32
         written = ~value.isnan()[:, 0].reshape(2, 5, -1).any(-1)
@@ -203,6 +209,64 @@ def test_partials_past_the_row_are_unwritten() -> None:
         assert written.tolist() == [[True] + [False] * 4, [True] * 3 + [False] * 2]
         assert (written ^ unwritten).all()
     assert made["l"][1, 0, :3].tolist() == [4.0, 4.0, 2.0]
+
+
+#: Chunks of a row and the most partials -> first chunk of each split, and one past the last, as the rule says.
+RUNS = {
+    (1, 3): (0, 1), (2, 3): (0, 1, 2), (3, 3): (0, 1, 2, 3), (4, 3): (0, 1, 2, 4), (5, 3): (0, 1, 3, 5),
+    (7, 3): (0, 2, 4, 7), (8, 3): (0, 2, 5, 8), (9, 3): (0, 3, 6, 9), (7, 1): (0, 7), (7, 5): (0, 1, 2, 4, 5, 7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("chunks", "partials"), RUNS)
+@pytest.mark.parametrize("last", [1, 3, 4], ids=lambda n: f"{n} in the last chunk")
+def test_runs_of_chunks_are_what_the_rule_says(chunks: int, partials: int, last: int) -> None:
+    """Each partial against a softmax in FP64 over the very positions of its split; the last chunk need not be full."""
+    torch.manual_seed(chunks)
+    length, scale = 4 * (chunks - 1) + last, 0.3
+    keys, values, q = torch.randn(length, 2, 8), torch.randn(length, 2, 8), torch.randn(1, 4, 8) * 3
+    paged = Paged(1, length, 2, 8, 8, None)
+    paged.write(keys, values, torch.arange(length).int(), torch.zeros(length).int())
+    inputs = {"q": q, "c": paged.cache, "t": paged.table}
+    inputs |= {"p": torch.tensor([length - 1]).int(), "s": torch.zeros(1).int()}
+    made = partials_of(inputs, FP32, scale=scale, chunk=4, partials=partials)
+    edges = RUNS[chunks, partials]
+    assert made["m"].shape == made["l"].shape == (1, 4, partials) and made["o"].shape == (1, 4, partials, 8)
+    for split, (first, end) in enumerate(pairwise(edges)):
+        span = slice(4 * first, min(4 * end, length))
+        for head in range(4):
+            scores = scale * keys[span, head // 2].double() @ q[0, head].double()
+            p = torch.exp(scores - scores.max())
+            want = {"m": scores.max(), "l": p.sum(), "o": p @ values[span, head // 2].double()}
+            for name, value in want.items():
+                torch.testing.assert_close(made[name][0, head, split].double(), value, atol=1e-5, rtol=1e-5)
+    for value in made.values():
+        assert value[:, :, len(edges) - 1 :].isnan().all(), "a row with fewer chunks than partials has that many"
+
+
+def test_a_row_has_as_many_runs_as_its_own_length_makes() -> None:
+    """Beside longer and padded rows: 1, 2, 3, 3 and no partials, and as many positions in each as the rule gives."""
+    paged = filled(28, None, torch.ones(28, 1, 4), page=4)
+    inputs = {"q": torch.ones(5, 1, 4), "c": paged.cache, "t": paged.table}
+    inputs |= {"p": torch.tensor([2, 7, 9, 27, 0]).int(), "s": torch.tensor([0, 0, 0, 0, -1]).int()}
+    made = partials_of(inputs, scale=1.0, chunk=4, partials=3)
+    assert made["l"][:, 0].nan_to_num(-1.0).tolist() == [[3, -1, -1], [4, 4, -1], [4, 4, 2], [8, 8, 12], [-1, -1, -1]]
+    assert torch.equal(made["o"][:, 0, :, 0].nan_to_num(-1.0), made["l"][:, 0].nan_to_num(-1.0))
+
+
+def test_a_row_of_no_more_chunks_than_partials_has_the_partials_of_its_chunks() -> None:
+    """Bit for bit, however many it might have."""
+    torch.manual_seed(1)
+    k, v, q = (torch.randn(28, 2, 8).bfloat16() for _ in range(3))
+    paged = Paged(1, 28, 2, 8, 4, None)
+    paged.cache = paged.cache.bfloat16()
+    at, seqs = torch.arange(28).int(), torch.zeros(28).int()
+    paged.write(k, v, at, seqs, ROUNDED)
+    inputs = {"q": q, "c": paged.cache, "p": at, "s": seqs, "t": paged.table}
+    few, many = (partials_of(inputs, scale=0.25, chunk=4, partials=n) for n in (7, 66))
+    for name in ("o", "m", "l"):
+        assert torch.equal(few[name].nan_to_num(-7.0), many[name][:, :, :7].nan_to_num(-7.0))
+        assert many[name][:, :, 7:].isnan().all()
 
 
 def test_rounding_points() -> None:
@@ -219,8 +283,7 @@ def test_rounding_points() -> None:
     assert (o - p @ v[:, 0].double()).abs().max() > 1e-3  # the rounding of p is far above the tolerance below
 
     inputs = {"q": q[7:], "c": paged.cache, "p": at[7:], "s": seqs[7:], "t": paged.table}
-    op = Op("p", "attention_partial", ("q", "c", "p", "s", "t"), ("o", "m", "l"), {"scale": 0.25, "chunk": 8})
-    made = run_op(op, inputs, ROUNDED)
+    made = partials_of(inputs, scale=0.25, chunk=8, partials=1)
     assert all(value.dtype == torch.float32 for value in made.values())
     torch.testing.assert_close(made["o"][0, 0, 0].double(), o, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(made["l"][0, 0, 0].double(), p.sum(), atol=1e-5, rtol=1e-5)

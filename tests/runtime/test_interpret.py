@@ -79,7 +79,7 @@ def test_one_call_per_launch(model):
         "L1.expert_down",
     }
     model.forward(IDS[:3])
-    assert model.executor.calls - before == len(plan.launches) == 7 * 2 + 3
+    assert model.executor.calls - before == len(plan.launches) == 9 + 10 + 3
 
 
 def test_slices_of_eight_rows_give_the_bits_of_single_rows(model, logits, monkeypatch):

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -20,62 +20,26 @@ from random import Random
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from graphs import baseline
 from mutants_of_chain import CHAIN_KINDS
 from mutants_of_memory import MEMORY_KINDS
 from mutation import Mutant
 from plan_programs import ROWS, Senseless, Translator
+from sound_plans import drawn, sound_plans
 
-from flintc.codegen.planner import plan
 from flintc.ir.plan import Plan
-from flintc.passes import PASSES, run_pipeline
 from flintc.safety import Hazard, find_hazards
 
-SPECS = tuple(str(Path(__file__).parents[1] / "data" / name) for name in ("short-flint.yaml", "short-other.yaml"))
-CHAIN = "dependent-launch"
 KINDS = {**CHAIN_KINDS, **MEMORY_KINDS}
 
 #: Kinds whose mutants are harmless more often than not: fewer of them are made.
 MOSTLY_HARMLESS = frozenset({"duplicate-wait", "raise-wait", "attribute-alone", "drop-attribute", "share-counter"})
 OFTEN_HARMLESS = frozenset({"move-trigger", "old-cache-version", "shrink-buffer"})
 
-
-def base_plans(batch: int) -> tuple[Plan, ...]:
-    """Every prefix of the pipeline of two short models, each with the launches chained and not, as ``batch`` rows run.
-
-    The same objects for all batches of several rows.
-    """
-    return _one_row() if batch == 1 else _several_rows()
-
-
-@cache
-def _one_row() -> tuple[Plan, ...]:
-    return tuple(as_run(made, 1) for made in whole_plans())
-
-
-@cache
-def _several_rows() -> tuple[Plan, ...]:
-    return tuple(as_run(made, max(ROWS)) for made in whole_plans())
-
-
-def as_run(whole: Plan, rows: int) -> Plan:
-    """``whole`` with those kernels alone that steps of ``rows`` rows run on."""
-    launches = tuple(replace(x, kernel=whole.kernel_for(x, rows).name) for x in whole.launches)
-    kernels = {name: replace(kernel, several=None) for name, kernel in whole.kernels.items()}
-    return replace(whole, kernels=kernels, launches=launches)
-
-
-@cache
-def whole_plans() -> tuple[Plan, ...]:
-    """The plans of :func:`base_plans` with the kernels for every number of rows."""
-    names = [name for name in PASSES if name != CHAIN]
-    prefixes = [names[:count] for count in range(len(names) + 1)]
-    return tuple(
-        plan(run_pipeline(baseline(spec), [*prefix, *chain]).graph)
-        for spec in SPECS
-        for prefix in prefixes
-        for chain in ((), (CHAIN,))
-    )
+#: Roles of launches, of each kind of plan that is chained, that there must be unsafe mutants of.
+REFUSED_IN = {
+    "joined": ("qkv", "attention", "route"),
+    "cut": ("linear", "heads", "attention_partial", "attention_merge", "route", "topk"),
+}
 
 
 @dataclass
@@ -87,6 +51,10 @@ class Tally:
     explained: Counter[str] = field(default_factory=Counter)
     #: Unsafe mutants that were accepted; there must be none.
     accepted: list[str] = field(default_factory=list)
+    #: Mutants by the kind of plan they were made from.
+    made_from: Counter[str] = field(default_factory=Counter)
+    #: Unsafe ones that concern one launch, by the kind of plan and that launch's role.
+    roles: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def unsafe(self) -> int:
@@ -97,7 +65,7 @@ class Tally:
 @cache
 def translator(batch: int) -> Translator:
     """One translator a batch size, for what it keeps of the plans that mutants are made from."""
-    return Translator(batch, base_plans(batch))
+    return Translator(batch, [x.plan for x in sound_plans(batch)])
 
 
 def truth(mutant: Mutant, batch: int, shuffles: int = 0, seed: int = 0) -> str:
@@ -115,12 +83,22 @@ def judge(kind: str, count: int, seed: int, shuffles: int = 0) -> Tally:
     random, tally = Random(f"{kind} {seed}"), Tally()
     while tally.counts.total() < count:
         batch = random.choice(list(ROWS))
-        mutant = KINDS[kind](random.choice(base_plans(batch)), random)
+        base = drawn(batch, random)
+        mutant = KINDS[kind](base.plan, random)
         if mutant is None:
             continue
         why = truth(mutant, batch, shuffles, random.randrange(1 << 30))
         record(tally, mutant, f"batch {batch}: {why}" if why else "", find_hazards(mutant.plan))
+        tally.made_from[base.kind] += 1
+        if why and len(mutant.touched) == 1:
+            tally.roles[base.kind, _role(base.plan, mutant.touched[0])] += 1
     return tally
+
+
+def _role(plan: Plan, index: int) -> str:
+    """Role of the launch at ``index``; of none where the plan has ended."""
+    names = [x.name for x in plan.launches[index : index + 1]]
+    return next((x.role for x in plan.graph.launches if x.name in names), "")
 
 
 def record(tally: Tally, mutant: Mutant, why: str, hazards: Sequence[Hazard]) -> None:
@@ -136,21 +114,24 @@ def record(tally: Tally, mutant: Mutant, why: str, hazards: Sequence[Hazard]) ->
 def table(tallies: Iterable[tuple[str, Tally]]) -> str:
     """The tallies in Markdown."""
     lines = [
-        "| kind | the change | mutants | unsafe | of these accepted | safe, accepted | safe, refused | by rule |",
-        "|---|---|---|---|---|---|---|---|",
+        "| kind | the change | mutants | of cut plans | unsafe | of these accepted | safe, accepted | safe, refused "
+        "| by rule |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    total: Counter[tuple[str, str]] = Counter()
+    total, cut = Counter[tuple[str, str]](), 0
     for kind, tally in tallies:
-        lines.append(_line(kind, tally.counts, ", ".join(sorted(tally.explained))))
+        lines.append(_line(kind, tally.counts, tally.made_from["cut"], ", ".join(sorted(tally.explained))))
         total += tally.counts
-    return "\n".join([*lines, _line("**all**", total, "")])
+        cut += tally.made_from["cut"]
+    return "\n".join([*lines, _line("**all**", total, cut, "")])
 
 
-def _line(kind: str, counts: Counter[tuple[str, str]], rules: str) -> str:
+def _line(kind: str, counts: Counter[tuple[str, str]], cut: int, rules: str) -> str:
     unsafe, missed = counts["unsafe", "refused"] + counts["unsafe", "accepted"], counts["unsafe", "accepted"]
     harmless = counts["safe", "accepted"], counts["safe", "refused"]
     change = (KINDS[kind].__doc__ or "").removesuffix(".") if kind in KINDS else ""
-    return f"| {kind} | {change} | {counts.total()} | {unsafe} | {missed} | {harmless[0]} | {harmless[1]} | {rules} |"
+    figures = (counts.total(), cut, unsafe, missed, *harmless)
+    return f"| {kind} | {change} | {' | '.join(map(str, figures))} | {rules} |"
 
 
 def share(kind: str, mutants: int) -> int:

@@ -170,7 +170,7 @@ def shrink_buffer(plan: Plan, random: Random) -> Mutant | None:
     if not candidates:
         return None
     buffer = random.choice(candidates)
-    by_size = sorted(buffer.types, key=lambda t: t.nbytes({"B": 8, "S": 8}))
+    by_size = sorted(buffer.types, key=lambda t: t.nbytes({"B": 8}))
     gone = random.choice((by_size[-1], random.choice(buffer.types)))
     smaller = replace(buffer, types=tuple(t for t in buffer.types if t != gone))
     return Mutant(replace(plan, buffers={**plan.buffers, buffer.name: smaller}), (), f"{buffer.name} without {gone}")

@@ -143,7 +143,7 @@ class _Scene:
 @cache
 def _nbytes(type: TensorType, batch: int) -> int:
     """Bytes of a type, in the units that buffers are made of."""
-    return -(-type.nbytes({"B": batch, "S": 8}) // 256) * 256
+    return -(-type.nbytes({"B": batch}) // 256) * 256
 
 
 def _writes(graph: Graph) -> Iterator[Op]:
@@ -188,7 +188,8 @@ class _Launch:
     def grid(self) -> Grid:
         """The launch as a grid; Senseless where it does not read what its ops read."""
         self._check_operands()
-        programs, stalls = [], []
+        programs: list[Program] = []
+        stalls: list[tuple[int, int]] = []
         counts = any(e.kind == "arrive" for path in self.kernel.paths for e in path)
         for number, path in enumerate(self.kernel.paths):
             for copy in range(self.copies):
@@ -313,7 +314,9 @@ class _Launch:
             mine = rows[copy :: self.copies] if not effect.last else rows
             cells = tuple(ring.cell(seq, p) for seq, p in mine)
             return Step("write", cells, tuple((ring.place, seq, p) for seq, p in mine), under=under)
-        wanted = {(ring.cell(seq, q), (ring.place, seq, q)) for seq, p in rows for q in ring.seen(p)}
+        wanted: set[tuple[Cell, Token]] = {
+            (ring.cell(seq, q), (ring.place, seq, q)) for seq, p in rows for q in ring.seen(p)
+        }
         if self._reads_old_version(ring):
             wanted |= {(ring.cell(seq, p), None) for seq, p in rows}
         return Step("read", tuple(c for c, _ in wanted), tuple(t for _, t in wanted), under=under)

@@ -7,7 +7,8 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from judge import whole_plans
+import pytest
+from sound_plans import SPECS, the_whole_of
 
 from flintc.errors import BundleError, VerificationError
 from flintc.ir.serialize import plan_from_json, plan_to_json
@@ -35,8 +36,9 @@ def damaged(text: str, random: Random) -> Any:
     return data
 
 
-def test_damage_is_refused_or_harmless() -> None:
-    text = json.dumps(plan_to_json(whole_plans()[13]))  # the whole pipeline, chained
+@pytest.mark.parametrize("kind", ["joined", "cut"])
+def test_damage_is_refused_or_harmless(kind: str) -> None:
+    text = json.dumps(plan_to_json(the_whole_of(SPECS[0], kind)))
     verdicts: Counter[str] = Counter()
     random = Random(0)
     for _ in range(250):

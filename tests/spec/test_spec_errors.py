@@ -53,6 +53,9 @@ CASES = {
     "word for a number": ("kv_page: 4", "kv_page: @four", "expected a whole number"),
     "quoted number": ("kv_page: 4", "kv_page: @'4'", "expected a whole number"),
     "zero page": ("kv_page: 4", "kv_page: @0", "greater than 0"),
+    "zero partials": ("kv_page: 4", "kv_page: 4\n  attention_partials: @0", "greater than 0"),
+    "too many partials": ("kv_page: 4", "kv_page: 4\n  attention_partials: @1025", "less than or equal to 1024"),
+    "partials of nothing": ("kv_page: 4", "kv_page: 4\n  attention_partials: @null", "expected a whole number"),
     "truth for a number": (
         "  head: {value: 16, config: head}",
         "  head: @true",

@@ -45,25 +45,23 @@ def constant(name: str, by: int) -> Callable[[Kernel], Kernel]:
 
 
 KERNEL_FAULTS = (
-    KernelFault("window one position short", "bf16", "attention_window", constant("WINDOW", -1)),
-    KernelFault("window one position long", "bf16", "attention_window", constant("WINDOW", 1)),
+    KernelFault("window one position short", "bf16", "attention_partial_window", constant("WINDOW", -1)),
+    KernelFault("window one position long", "bf16", "attention_partial_window", constant("WINDOW", 1)),
+    KernelFault("sinks missing", "bf16", "attention_merge_window", text(" + tl.exp(sink - top)", "")),
     KernelFault(
-        "sinks missing", "bf16", "attention_window", text("l * scale + tl.exp(sink - top)", "l * scale")
+        "sink counted once per split", "bf16", "attention_merge_full",
+        text("tl.exp(sink - top)", "count * tl.exp(sink - top)"),
     ),
     KernelFault(
-        "sink counted once per split", "bf16", "attention_full",
-        text("l * scale + tl.exp(sink - top)", "l * scale + 2 * tl.exp(sink - top)"),
-    ),
-    KernelFault(
-        "power of two for the sink's share of a merge", "bf16", "attention_full",
+        "power of two for the sink's share of a merge", "bf16", "attention_merge_full",
         text("tl.exp(sink - top)", "tl.exp2(sink - top)"),
     ),
     KernelFault(
-        "a partial merged without its maximum", "bf16", "attention_full",
-        text("share = tl.exp(m_next - m)", "share = tl.where(live, 1.0, 0.0)"),
+        "a partial merged without its maximum", "bf16", "attention_merge_full",
+        text("share = tl.exp(m - top)", "share = tl.where(live, 1.0, 0.0)"),
     ),
-    KernelFault("routing weights not renormalised", "bf16", "route", constant("RENORMALIZE", -1)),
-    KernelFault("epsilon 1e-6 when all scores are near 0", "low-scores", "route", text("1e-20", "1e-6")),
+    KernelFault("routing weights not renormalised", "bf16", "topk", constant("RENORMALIZE", -1)),
+    KernelFault("epsilon 1e-6 when all scores are near 0", "low-scores", "topk", text("1e-20", "1e-6")),
     KernelFault(
         "one scale for all experts", "nvfp4", "expert_down",
         text("scale = weight_scale_ptr + expert * N", "scale = weight_scale_ptr + 0 * expert"),

@@ -61,7 +61,7 @@ def verify(checkpoint: Path, capsys: pytest.CaptureFixture[str], *flags: str) ->
 def test_figures_of_a_short_text(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, data = verify(checkpoint, capsys, "--kernels", "reference", "--tokens", "50", "--prompts", "3")
     assert code == 0 and data["passed"] is None and (data["prompts"], data["tokens"]) == (3, 150)
-    assert {k["role"] for k in data["kernels"]} >= {"qkv", "attention", "route", "expert_gate_up", "expert_down"}
+    assert {k["role"] for k in data["kernels"]} >= {"heads", "attention_merge", "route", "topk", "expert_down"}
     assert all(k["passed"] and k["excess"] == 0 for k in data["kernels"])
     (found,) = data["flintc"]
     assert found["path"] == "reference" and found["passed"] is None
@@ -141,7 +141,7 @@ def test_bisect_prefixes_batches_and_a_trace(checkpoint: Path, tmp_path: Path, c
     save_file(tensors, saved, metadata)
     code, data = verify(checkpoint, capsys, "--bisect", "--run", saved, "--run", "reference/8")
     found = data["difference"]
-    assert (code, data["launch"], data["layer"], data["passed"]) == (1, "L3.attention", 3, False)
+    assert (code, data["launch"], data["layer"], data["passed"]) == (1, "L3.attention_merge", 3, False)
     assert (found["value"], found["place"], found["wrong"]) == ("L3.a", [2, 7], 1)
     assert found["want"] - found["got"] == pytest.approx(1, abs=0.02) and found["error"] > found["allowed"]
 
@@ -186,13 +186,13 @@ def test_a_bundle_with_pages_and_chunks_of_its_own(subject: Subject) -> None:
 
 def test_bisect_finds_the_layer_of_a_wrong_kernel(subject: Subject, trace: search.Trace) -> None:
     """Windows are one short: attention over the whole context agrees, the first windowed layer does not."""
-    fault = next(f for f in KERNEL_FAULTS if f.kernel == "attention_window")
+    fault = next(f for f in KERNEL_FAULTS if f.kernel == "attention_partial_window")
     sound = subject.plan()
     runner = InterpretRunner(fault.plant(sound))
-    runner.graph = sound.graph.with_launches(tuple(x for x in sound.graph.launches if x.role == "attention"))
+    runner.graph = sound.graph.with_launches(tuple(x for x in sound.graph.launches if x.role == "attention_partial"))
     found = search.bisect(subject, trace, search.Run("interpret"), runner)
     assert found.found is not None and found.launch == "L2.attention" and found.layer == 2
-    assert found.found.value == "L2.a" and found.found.wrong > 0 and found.launches == 3
+    assert found.found.value.startswith("L2.a.") and found.found.wrong > 0 and found.launches == 3
 
 
 def test_a_kernel_of_single_rows_is_checked_on_one(subject: Subject) -> None:

@@ -183,6 +183,7 @@ def attend_run(
     seq,
     columns,
     kv_head,
+    oldest,
     newest,
     begin,
     end,
@@ -192,19 +193,23 @@ def attend_run(
     KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
+    CHUNK: tl.constexpr,
     WARPS: tl.constexpr,
     STRIP: tl.constexpr,
 ):
-    """The one partial of the tiles begin to end - 1, over their positions up to newest: as :func:`join_warps` gives it.
+    """The one partial of the tiles begin to end - 1, over positions from oldest to newest: see :func:`join_warps`.
 
-    q, page and page_next as for :func:`attend`; tiles are counted from position 0 on.
+    q, page and page_next as for :func:`attend`; tiles are counted from position 0 on, and oldest begins a chunk.
     """
     TILE: tl.constexpr = WARPS * STRIP
     o, m, l = nothing_seen(WARPS, STRIP, triton.next_power_of_2(HEAD), q.shape[2])
     page = page.to(tl.int64)
     for i in range(begin, end):
         key = keys_at(cache_ptr, page, i * TILE, kv_head, KV_HEADS, HEAD, PAGE, WARPS, STRIP)
-        seen = tile_positions(i * TILE, WARPS, STRIP) <= newest
+        position = tile_positions(i * TILE, WARPS, STRIP)
+        seen = position <= newest
+        if CHUNK % TILE != 0:
+            seen = seen & (position >= oldest)
         k, v = load_tile(key, seen, KV_HEADS, HEAD, PAGE)
         # Two tiles ahead, and int64 only here: as in `attend`.
         page = page_next.to(tl.int64)
@@ -325,24 +330,24 @@ def merge_segments(o_ptr, m_ptr, l_ptr, at, count, inside, HEAD: tl.constexpr, S
 
 
 @triton.jit
-def merge_head(o_ptr, m_ptr, l_ptr, at, count, HEAD: tl.constexpr, MOST: tl.constexpr):
-    """Merge the partials of one head at ``at``, ``at + 1``, ... (``count`` of them, 1 to MOST), all at once.
+def merge_channels(o_ptr, m_ptr, l_ptr, at, count, channel, sink, HEAD: tl.constexpr, MOST: tl.constexpr):
+    """The attention output of one head in some channels, FP32, from its partials at ``at``, ``at + 1``, ...
 
-    o [1, channels], m and l [1]. The order is that of the sum over an axis of MOST, whatever ``count`` is. Loads bypass
-    the L1 cache, as in :func:`merge_segment`.
+    There are ``count`` of them, at most MOST. The order is that of the sum over an axis of MOST, whatever ``count`` is.
+    sink: FP32, -inf for none. All loads are on their way together; they bypass the L1 cache, since other
+    multiprocessors have written the partials.
     """
     member = tl.arange(0, triton.next_power_of_2(MOST))
-    channel = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
     live = member < count
-    within = live[:, None] & (channel < HEAD)
+    within = live[:, None] & (channel < HEAD)[None, :]
     m = tl.load(m_ptr + at + member, mask=live, other=float("-inf"), cache_modifier=".cg")
     l = tl.load(l_ptr + at + member, mask=live, other=0.0, cache_modifier=".cg")
     # The head's part of the address first: the steps from there become parts of the instructions.
-    o = tl.load(o_ptr + at * HEAD + (member[:, None] * HEAD + channel), mask=within, other=0.0, cache_modifier=".cg")
-    top = tl.max(m, 0)
+    place = member[:, None] * HEAD + channel[None, :]
+    o = tl.load(o_ptr + at * HEAD + place, mask=within, other=0.0, cache_modifier=".cg")
+    top = tl.maximum(tl.maximum(tl.max(m, 0), sink), LOWEST)
     share = tl.exp(m - top)
-    one = tl.zeros((1,), tl.float32)
-    return tl.sum(o * share[:, None], 0)[None, :], one + top, one + tl.sum(l * share, 0)
+    return tl.sum(o * share[:, None], 0) / (tl.sum(l * share, 0) + tl.exp(sink - top))
 
 
 @triton.jit

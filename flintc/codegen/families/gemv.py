@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flintc.codegen.families.heads import finished_blocks, finished_heads, heads_of
 from flintc.codegen.schedule import schedule_of
 from flintc.codegen.selection import Selection, Selector, Signature, only_op, ops_of
 from flintc.errors import UsageError, VerificationError
@@ -258,7 +259,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     (n, k), tile = matrix(graph, op), tile_of(launch)
     rotate, windowed = bool(ops_of(graph, launch, "rope")), write.attrs["window"] is not None
     name = kernel_name(graph, op, "qkv") + ("_rope" if rotate else "") + ("_window" if windowed else "")
-    heads, head = _heads(graph, op)
+    heads, head = heads_of(graph, op.outputs[0])
     _need_whole_groups(graph, op, head)
     parts = -(-head // tile)
     shape, registers = lay_out(name, tile, k, format_of(graph, op), heads * parts)
@@ -267,9 +268,8 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     sig.value("weight", op.inputs[1])
     constants = shape.constants(n, k, tile)
     constants |= {"HEAD": head, "PARTS": parts, "EVEN": head % tile == 0 and k % shape.block == 0}
-    _finished_heads(graph, launch, sig, constants)
-    columns = sig.extent("columns", graph.values[write.inputs[5]].type.shape[1], constants)
-    blocks = weight_blocks(graph, launch, op)
+    finished_heads(graph, launch, op.outputs[0], sig, constants)
+    blocks = weight_blocks(graph, launch, op) | finished_blocks(graph, launch, sig, constants)
     sig.counters("arrivals", heads)
     sig.symbol("B", "B")
     return sig.select(
@@ -278,8 +278,7 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
         f"qkv [B, {n}] = x [B, {k}] times weight; heads are normed{', rotated' if rotate else ''} and stored.",
         grid=(heads * parts, 1, 1),
         blocks={
-            "epilogue": "heads", "rotate": rotate, "windowed": windowed, "columns": columns,
-            "held": is_held(blocks, shape, constants), **blocks,
+            "epilogue": "heads", "held": is_held(blocks, shape, constants), **blocks,
         },
         constants=constants,
         num_warps=shape.warps,
@@ -293,58 +292,6 @@ def _need_whole_groups(graph: Graph, op: Op, head: int) -> None:
     if format_of(graph, op) is NVFP4 and in_blocks(*matrix(graph, op)) and head % BLOCK_ROWS:
         message = f"{op.name}: heads of {head} channels are no multiple of {BLOCK_ROWS}, as kernels for nvfp4 need"
         raise UsageError(message, remedy="compile with bf16 weights")
-
-
-def _heads(graph: Graph, op: Op) -> tuple[int, int]:
-    """(heads, channels of one) of a product seen as heads."""
-    _, heads, head = graph.values[op.outputs[0]].type.shape
-    assert isinstance(heads, int) and isinstance(head, int)
-    return heads, head
-
-
-def _finished_heads(graph: Graph, launch: Launch, sig: Signature, constants: Constants) -> None:
-    """Parameters and constants of the epilogue that finishes heads: which are q, k and v, and where they go."""
-    op, write = only_op(graph, launch, "linear"), only_op(graph, launch, "kv_write")
-    k_norm = next(n for n in ops_of(graph, launch, "head_norm") if _leads_to(graph, launch, n, write))
-    (q_norm,) = (n for n in ops_of(graph, launch, "head_norm") if n is not k_norm)
-    ropes = ops_of(graph, launch, "rope")
-    sig.value("qkv", op.outputs[0])
-    sig.value("q_norm", q_norm.inputs[1])
-    sig.value("k_norm", k_norm.inputs[1])
-    for rope in ropes:
-        sig.value("rope_table", rope.inputs[3])
-    sig.value("q", ropes[0].outputs[0] if ropes else q_norm.outputs[0])
-    sig.value("cache", write.outputs[0])
-    for name, value in zip(("positions", "seqs", "block_table"), write.inputs[3:], strict=True):
-        sig.value(name, value)
-    (q_first, q_heads), (k_first, kv_heads), (v_first, _) = (
-        _span(q_norm, "heads"), _span(k_norm, "heads"), _span(write, "v_heads"),
-    )  # fmt: skip
-    page = graph.values[write.inputs[2]].type.shape[3]
-    assert isinstance(page, int)
-    constants |= {
-        "Q_FIRST": q_first, "Q_HEADS": q_heads, "K_FIRST": k_first, "V_FIRST": v_first, "KV_HEADS": kv_heads,
-        "PAGE": page, "Q_EPS": _number(q_norm, "eps"), "K_EPS": _number(k_norm, "eps"),
-    }  # fmt: skip
-
-
-def _leads_to(graph: Graph, launch: Launch, norm: Op, write: Op) -> bool:
-    """Whether the norm's heads are the keys that ``write`` stores, rotated or not."""
-    key = write.inputs[0]
-    ropes = [r for r in ops_of(graph, launch, "rope") if r.outputs[1] == key]
-    return norm.outputs[0] == (ropes[0].inputs[1] if ropes else key)
-
-
-def _span(op: Op, name: str) -> tuple[int, int]:
-    span = op.attrs[name]
-    assert isinstance(span, tuple)
-    return span[0], span[1]
-
-
-def _number(op: Op, name: str) -> float:
-    value = op.attrs[name]
-    assert isinstance(value, int | float)
-    return float(value)
 
 
 SELECTORS: dict[str, Selector] = {"linear": linear, "gate_up": gate_up, "qkv": qkv}

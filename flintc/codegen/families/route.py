@@ -54,7 +54,7 @@ def route(graph: Graph, launch: Launch) -> Selection:
         },
         constants=constants,
         num_warps=warps,
-        apart=bool(topks),
+        apart=bool(norms),
     )  # fmt: skip
 
 

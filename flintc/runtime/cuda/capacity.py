@@ -9,7 +9,6 @@ import torch
 from flintc.errors import CapacityError
 from flintc.ir.plan import Plan
 from flintc.runtime.kv import KvLayout
-from flintc.runtime.values import attention_chunk
 
 #: Bytes left to the driver, to captured graphs, and to what torch allocates when it chooses tokens.
 RESERVE = 1 << 30
@@ -23,12 +22,7 @@ def free_bytes(device: torch.device | None = None) -> int:
 
 def symbols_of(plan: Plan, layout: KvLayout, context: int, slots: int, positions: int) -> dict[str, int]:
     """Run-time symbols but for ``B`` and ``P``; ``positions`` are those that the RoPE tables cover."""
-    return {
-        "Q": slots,
-        "T": -(-context // layout.page),
-        "C": positions,
-        "S": -(-context // attention_chunk(plan.graph)),
-    }
+    return {"Q": slots, "T": -(-context // layout.page), "C": positions}
 
 
 def workspace_bytes(plan: Plan, symbols: Mapping[str, int]) -> int:

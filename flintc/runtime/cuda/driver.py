@@ -108,21 +108,7 @@ def load_kernel(kernel: Kernel, compiled: CompiledKernel) -> LoadedKernel:
         len(compiled.params) - len(kernel.params), room, kernel.apart,
     )  # fmt: skip
     weakref.finalize(loaded, driver.cuModuleUnload, module).atexit = False  # at exit the context may be gone
-    if waiting := int(kernel.constants.get("WAITING", 0)):
-        check_room(kernel.name, waiting, loaded.resident(room.multiprocessors + 1) * room.multiprocessors)
     return loaded
-
-
-def check_room(name: str, waiting: int, room: int) -> None:
-    """Refuse a kernel of which ``waiting`` programs may wait for others, where a GPU holds ``room`` of it at once.
-
-    Were all of these to wait, the others would never get there, and the launch never end.
-    """
-    if waiting >= room:
-        raise BackendError(
-            f"up to {waiting} programs of kernel {name} wait for others of it, and this GPU holds {room} at once",
-            remedy="use a whole GPU, or one with more multiprocessors",
-        )
 
 
 class PreparedLaunch:

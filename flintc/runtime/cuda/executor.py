@@ -82,7 +82,7 @@ class CudaExecutor:
         #: Requests under way from which on wide steps are worth it; and rows of the widest, 0 without such steps.
         self.wide_from = max(wide_from or default_wide_from(plan.graph), self.rows + 1)
         self.wide = min(slots, WIDTHS[-1]) if slots >= self.wide_from and serves_wide(plan) else 0
-        self._wide_bytes = wide_bytes(plan, symbols["S"]) if self.wide else 0
+        self._wide_bytes = wide_bytes(plan) if self.wide else 0
         if pages is None:
             workspace = workspace_bytes(plan, {**symbols, "B": self.rows}) + _chunk_bytes(plan, chunk, context)
             pages = pool_pages(layout, context, slots, free_bytes(device) - workspace - self._wide_bytes)
@@ -109,7 +109,7 @@ class CudaExecutor:
         if self.wide:
             assert self.general is not None and plan.sampler is not None
             sampling = {launch.kernel: plan.kernels[launch.kernel] for launch in plan.sampler.launches}
-            step = WideStep(plan, self.general, CudaLaunch(sampling, compiled), block_tables, symbols["S"])
+            step = WideStep(plan, self.general, CudaLaunch(sampling, compiled), block_tables)
             self._wide = _Lane(step, Chooser(step, self.vocab), Upload(step.inputs))
         self._write_tables = {name: Upload(table) for name, table in block_tables.items()}
         self._tables_written = self.kv.changes

@@ -42,7 +42,7 @@ def serves_wide(plan: Plan) -> bool:
     return plan.general is not None and plan.sampler is not None and serves_steps(plan.general)
 
 
-def wide_bytes(plan: Plan, splits: int) -> int:
+def wide_bytes(plan: Plan) -> int:
     """Most bytes that the widest step takes, beside weights and caches; graphs of other widths share its memory."""
     assert plan.general is not None and plan.sampler is not None
     rows = WIDTHS[-1]
@@ -52,15 +52,15 @@ def wide_bytes(plan: Plan, splits: int) -> int:
     # The logits of every width and part stay where a graph has put them.
     kept = 2 * sum(logits.nbytes({"B": width}) for width in WIDTHS)
     assert isinstance(page, int)
-    return chunk_bytes(plan.graph, plan.general, rows, page) + step_bytes(plan.general, rows, splits) + sampler + kept
+    return chunk_bytes(plan.graph, plan.general, rows, page) + step_bytes(plan.general, rows) + sampler + kept
 
 
 class WideStep:
     """Steps of ``WIDTHS`` rows of many sequences, each captured when it is first needed.
 
     path: the general path of ``plan``, whose weights and caches these steps share. launch: calls the sampler's kernels.
-    tables: block tables by name, on the device. splits: partials of a sequence that fills the context. The caller
-    writes ``inputs`` between steps, rows past the live ones with the sequence -1. Offers what a Chooser asks of a step.
+    tables: block tables by name, on the device. The caller writes
+    ``inputs`` between steps, rows past the live ones with the sequence -1. Offers what a Chooser asks of a step.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class WideStep:
         path: GeneralPath,
         launch: Launch,
         tables: Mapping[str, Tensor],
-        splits: int,
     ) -> None:
         assert plan.general is not None and plan.sampler is not None
         self.plan = plan
@@ -84,7 +83,6 @@ class WideStep:
         self.sampler = zeroed(plan.sampler.memory, {"B": rows}, self.device)
         self._path = path
         self._tables = tables
-        self._splits = splits
         self._counters = torch.zeros(counters_of(plan.general, rows), dtype=torch.int32, device=self.device)
         self._launch = launch
         self._graphs: dict[tuple[int, Part], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -134,7 +132,7 @@ class WideStep:
     def _run(self, rows: int, part: Part) -> Tensor:
         """Enqueue one step on the current stream."""
         ids, positions, seqs = (self.inputs[i, :rows] for i in range(3))
-        logits = self._path.step(StepRows(ids, positions, seqs, self._tables, self._splits, self._counters))
+        logits = self._path.step(StepRows(ids, positions, seqs, self._tables, self._counters))
         if part == "tokens":
             self._sample(rows, logits)
         return logits

@@ -16,7 +16,7 @@ def chunk_bytes(graph: Graph, general: General, rows: int, context: int) -> int:
 
     A sequence holds up to ``context`` tokens. What torch keeps between pieces of memory is not counted.
     """
-    env = {"B": rows, "Q": 1, "T": 1, "C": 1, "S": 1, "P": 1}
+    env = {"B": rows, "Q": 1, "T": 1, "C": 1, "P": 1}
     left = Counter(v for r in general.routines for v in _read(graph, r))
     live: dict[str, int] = {}
     most = 0

@@ -20,8 +20,8 @@ from flintc.runtime.prefill.routines import OF_ANY_ROWS, Given, Values, finish_h
 class StepRows:
     """Rows of a wide step: ids, positions and seqs i32[rows], each row of a sequence of its own, -1: of none.
 
-    tables: block tables by name, i32[slots, columns]. splits: partials of a sequence that fills the context.
-    counters: zeros i32, as many as :func:`counters_of` says; steps after each other share them.
+    tables: block tables by name, i32[slots, columns]. counters: zeros i32, as many as :func:`counters_of` says; steps
+    after each other share them.
     All on one device. A row of no sequence stores no keys and attends to none; what is computed of it means nothing.
     """
 
@@ -29,7 +29,6 @@ class StepRows:
     positions: Tensor
     seqs: Tensor
     tables: Mapping[str, Tensor]
-    splits: int
     counters: Tensor
 
     @property
@@ -39,12 +38,8 @@ class StepRows:
 
 
 def serves_steps(general: General) -> bool:
-    """Whether a general path has the kernels of wide steps: older bundles have none, or such as take other memory."""
-    routines = [r for r in general.routines if r.kind in ("heads", "attention")]
-    if not all("step" in r.kernels for r in routines):
-        return False
-    taken = {name for r in routines for name in names_of(general.kernels[r.kernels["step"]])}
-    return "segments" not in taken  # of a merge that went with the kernels that had it
+    """Whether a general path has the kernels of wide steps."""
+    return all("step" in r.kernels for r in general.routines if r.kind in ("heads", "attention"))
 
 
 def counters_of(general: General, rows: int) -> int:
@@ -53,18 +48,18 @@ def counters_of(general: General, rows: int) -> int:
     return max((int(k.constants["KV_HEADS"]) * rows for k in kernels), default=0)
 
 
-def partials_of(constants: Mapping[str, int | float | bool], splits: int) -> int:
-    """Partials of a row and head: as many as a window has chunks, else no more than there are programs."""
-    return int(constants.get("SPLITS", min(splits, int(constants["PROGRAMS"]))))
+def partials_of(constants: Mapping[str, int | float | bool]) -> int:
+    """Partials of a row and head: as many as a window has chunks, else as many as programs that share a head."""
+    return int(constants.get("SPLITS", constants["PROGRAMS"]))
 
 
-def step_bytes(general: General, rows: int, splits: int) -> int:
+def step_bytes(general: General, rows: int) -> int:
     """Bytes of the partials and counters of a wide step, the most of any layer."""
     most = 0
     for routine in (r for r in general.routines if r.kind == "attention"):
         constants = general.kernels[routine.kernels["step"]].constants
         heads = int(constants["KV_HEADS"]) * int(constants["GROUP"])
-        most = max(most, rows * heads * partials_of(constants, splits) * (int(constants["HEAD"]) + 2) * 4)
+        most = max(most, rows * heads * partials_of(constants) * (int(constants["HEAD"]) + 2) * 4)
     return most + 4 * counters_of(general, rows)
 
 
@@ -85,14 +80,14 @@ def attention(given: Given, routine: Routine, step: StepRows, values: Values) ->
     (partial,), (merge,) = ops["attention_partial"], ops["attention_merge"]
     q, kernel, table = values[partial.inputs[0]], given.kernel(routine, "step"), step.tables[partial.inputs[4]]
     rows, heads, channels = q.shape
-    kv_heads, splits = int(kernel.constants["KV_HEADS"]), partials_of(kernel.constants, step.splits)
+    kv_heads, splits = int(kernel.constants["KV_HEADS"]), partials_of(kernel.constants)
     partials = rows * heads * splits
     o = torch.empty(partials * channels, dtype=torch.float32, device=q.device)
     m, l = torch.empty((2, partials), dtype=torch.float32, device=q.device)
     y = torch.empty((rows, heads * channels), dtype=q.dtype, device=q.device)
     arguments: dict[str, Tensor | int] = {
         "q": q, "cache": values[partial.inputs[1]], "positions": step.positions, "seqs": step.seqs,
-        "block_table": table, "o": o, "m": m, "l": l, "y": y, "columns": table.shape[1], "splits": splits,
+        "block_table": table, "o": o, "m": m, "l": l, "y": y, "columns": table.shape[1],
         "rows": step.counters,
     }  # fmt: skip
     if len(merge.inputs) > 5:
