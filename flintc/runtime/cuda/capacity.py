@@ -20,7 +20,7 @@ def free_bytes(device: torch.device | None = None) -> int:
     return torch.cuda.mem_get_info(device)[0] + held
 
 
-def symbols_of(plan: Plan, layout: KvLayout, context: int, slots: int, positions: int) -> dict[str, int]:
+def symbols_of(layout: KvLayout, context: int, slots: int, positions: int) -> dict[str, int]:
     """Run-time symbols but for ``B`` and ``P``; ``positions`` are those that the RoPE tables cover."""
     return {"Q": slots, "T": -(-context // layout.page), "C": positions}
 

@@ -78,7 +78,7 @@ class CudaExecutor:
         self.rows = max(batches)
         self.path = f"cuda, prompt in slices of {self.rows} rows"
         device = next(iter(weights.values())).device
-        symbols = symbols_of(plan, layout, context, slots, rows_of_tables(tables))
+        symbols = symbols_of(layout, context, slots, rows_of_tables(tables))
         #: Requests under way from which on wide steps are worth it; and rows of the widest, 0 without such steps.
         self.wide_from = max(wide_from or default_wide_from(plan.graph), self.rows + 1)
         self.wide = min(slots, WIDTHS[-1]) if slots >= self.wide_from and serves_wide(plan) else 0
