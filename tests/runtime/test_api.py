@@ -78,9 +78,11 @@ def test_a_model_of_a_checkpoints_sizes():
 def test_lowered_graphs():
     baseline = api.lower("tiny-flint", stop_after="baseline")
     assert {len(launch.ops) for launch in baseline.launches} == {1}
-    fused = api.lower("tiny-flint")
-    assert [len(fused.layer_launches(layer)) for layer in fused.layers()] == [7] * 6
-    assert fused.ops == baseline.ops
+    joined = api.lower("tiny-flint", stop_after="dependent-launch")
+    assert [len(joined.layer_launches(layer)) for layer in joined.layers()] == [7] * 6
+    cut = api.lower("tiny-flint")
+    assert [len(cut.layer_launches(layer)) for layer in cut.layers()] == [9, 9, 10, 10, 10, 10]
+    assert cut.ops == joined.ops == baseline.ops
 
 
 @pytest.mark.parametrize(

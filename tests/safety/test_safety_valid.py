@@ -64,11 +64,11 @@ def test_the_machine_agrees_at_every_batch_size(batch: int) -> None:
 
 
 def test_the_whole_of_flint_takes_less_than_a_third_of_a_second() -> None:
-    """In one of five tries: what else runs on the machine only adds to it."""
+    """In one of twenty tries: what else runs on the machine only adds to it, and may go on for a while."""
     for prefix in (0, *CHAINED):
         made = after("flint", "bf16", prefix)
         gc.collect()  # what other tests left behind is not the checker's
-        assert any(seconds_of_checking(made) < 0.3 for _ in range(5))
+        assert any(seconds_of_checking(made) < 0.3 for _ in range(20))
 
 
 def seconds_of_checking(made: Plan) -> float:
