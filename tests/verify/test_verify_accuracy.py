@@ -63,7 +63,7 @@ def test_columns_on_the_command_line(
     argv = ["ablate", "tiny-flint", "--measure", str(checkpoint)]
     assert run([*argv, "--json", "--disable-pass", "dependent-launch"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["weights"] == weights and len(found["steps"]) == 6
+    assert found["weights"] == weights and len(found["steps"]) == 7
     for step in found["steps"]:
         assert len(step["launches_per_layer"]) == 8
         assert 0 < step["kl_fp32"] < 0.02 and step["kl_baseline"] == 0 and step["kl_positions"] == 8
