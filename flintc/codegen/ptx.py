@@ -89,6 +89,8 @@ class Ptx:
             return "read"
         if opcode.startswith("prefetch.global"):
             return "hint"
+        if opcode.startswith("ld.global") and ".acquire" in opcode:
+            return "arrive"  # a look at a counter: what an atomic that adds nothing becomes
         if ".global" not in opcode and any(space in opcode for space in _PRIVATE):
             return None
         kinds: dict[str, EffectKind] = {"ld": "read", "st": "write", "atom": "arrive", "red": "arrive"}
