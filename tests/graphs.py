@@ -50,6 +50,13 @@ class Sketch:
         """A weight."""
         return self.given(name, dtype, *shape, kind="weight")
 
+    def cached(self) -> None:
+        """A cache of two heads of 16 channels, and what places rows in it: ``positions``, ``seqs``, ``table``."""
+        for name in ("positions", "seqs"):
+            self.given(name, "i32", "B")
+        self.given("table", "i32", "Q", "T")
+        self.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+
     def op(self, name: str, kind: str, inputs: Sequence[str], outputs: str, **attrs: Attr) -> None:
         """An op; ``outputs`` names its values, separated by spaces."""
         defaults = {k: v for k, v in OPS[kind].attrs.items() if v is not ...}

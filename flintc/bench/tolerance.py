@@ -114,7 +114,7 @@ def compare_value(
         return difference(name, got, want, torch.full(want.shape, 0.5, device=want.device))
     limit = allowed(want, rounds)
     if op.kind in _ATTENTION:
-        limit = limit + _slack(graph, launch, op, name, values)
+        limit = limit + probability_slack(graph, launch, op, name, values)
     elif op.kind == "sum":
         limit = limit + _slack_of_terms(op, values, depth)
     return difference(name, got, want, limit)
@@ -132,7 +132,7 @@ def _logits_of(logits: Tensor, ids: Tensor) -> Tensor:
     return logits.gather(1, ids.clamp(0, logits.shape[1] - 1).long()).masked_fill(~inside, torch.nan)
 
 
-def _slack(graph: Graph, launch: Launch, op: Op, name: str, values: Values) -> Tensor | float:
+def probability_slack(graph: Graph, launch: Launch, op: Op, name: str, values: Values) -> Tensor | float:
     """What the tiling of attention may add to a value: every probability rounded at another running maximum.
 
     That is a share of the sum of p * |v|, which is the same launch run on the magnitudes of the cached values.

@@ -12,8 +12,7 @@ class Fact:
     """What is known of one value.
 
     pointers: parameters it may point into. data: parameters whose memory it was computed from. last: where it is true,
-    the program is the last arriver at these counters, the first one met first. flag: its
-    truth, if known beforehand.
+    the program is the last arriver at these counters, the first one met first. flag: its truth, if known beforehand.
     """
 
     pointers: frozenset[str] = frozenset()

@@ -154,7 +154,7 @@ def op_flops(graph: Graph, op: Op, env: Env) -> int:
     if op.kind in ("attention", "attention_partial"):
         return 4 * graph.values[op.inputs[0]].type.size(env) * visible(op, env)
     if op.kind == "attention_merge":
-        return _value_bytes(graph, op.inputs[0], env) // 2
+        return _value_bytes(graph, op.inputs[0], env) // 2  # a multiply-add for each FP32 of the partials
     if op.kind == "combine":
         return 2 * graph.values[op.inputs[0]].type.size(env)
     return _FLOPS_PER_ELEMENT.get(op.kind, 0) * sum(graph.values[v].type.size(env) for v in op.outputs[:1])

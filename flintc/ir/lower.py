@@ -21,9 +21,10 @@ def lower_attention(graph: Graph, chunk: int, window_chunk: int | None = None, p
     pieces: dict[str, tuple[Op, ...]] = {}
     for op in graph.ops.values():
         whole = op.attrs.get("window") is None
-        cut: dict[str, Attr] = (
-            {"chunk": chunk, "partials": partials} if whole else {"chunk": window_chunk or chunk, "partials": None}
-        )
+        cut: dict[str, Attr] = {
+            "chunk": chunk if whole else window_chunk or chunk,
+            "partials": partials if whole else None,
+        }
         pieces[op.name] = _split(op, cut, values) if op.kind == "attention" else (op,)
         ops.update({piece.name: piece for piece in pieces[op.name]})
     launches: list[Launch] = []

@@ -247,16 +247,14 @@ def splits(window: int | None, chunk: int, partials: int | None) -> int:
 def _splits(attrs: Attrs) -> int:
     """The same of an op, after checking its attributes."""
     chunk, window = _int(attrs, "chunk"), _window(attrs)
-    partials = attrs.get("partials")
     _need(chunk > 0, f"chunk must be positive, not {chunk}")
     _need(
-        (window is None) == (partials is not None),
+        (window is None) == (attrs.get("partials") is not None),
         "partials is how many a row has over the whole context: it goes without a window, and only so",
     )
-    if partials is None:
-        return splits(window, chunk, None)
-    _need(_int(attrs, "partials") > 0, f"partials must be positive, not {partials}")
-    return splits(window, chunk, _int(attrs, "partials"))
+    partials = _int(attrs, "partials") if window is None else None
+    _need(partials is None or partials > 0, f"partials must be positive, not {partials}")
+    return splits(window, chunk, partials)
 
 
 def _attention_partial(types: Types, attrs: Attrs) -> Types:

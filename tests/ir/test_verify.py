@@ -117,10 +117,7 @@ def split_attention():
     """Partials of at most three runs over the whole context, and their merge."""
     s = Sketch()
     s.given("q", "bf16", "B", 2, 16)
-    for name in ("positions", "seqs"):
-        s.given(name, "i32", "B")
-    s.given("table", "i32", "Q", "T")
-    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    s.cached()
     cut = {"chunk": 8, "partials": 3}
     s.op("partial", "attention_partial", ["q", "cache", "positions", "seqs", "table"], "o m l", scale=1.0, **cut)
     s.op("merge", "attention_merge", ["o", "m", "l", "positions", "seqs"], "a", **cut)
@@ -209,10 +206,7 @@ def caches(*, read_late=False, write_twice=False):
     s = Sketch()
     s.given("q", "bf16", "B", 2, 16)
     s.given("kv", "bf16", "B", 2, 16)
-    for name in ("positions", "seqs"):
-        s.given(name, "i32", "B")
-    s.given("table", "i32", "Q", "T")
-    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    s.cached()
     write = ["kv", "kv", "cache", "positions", "seqs", "table"]
     s.op("write", "kv_write", write, "cache.1", v_heads=(0, 2))
     if write_twice:

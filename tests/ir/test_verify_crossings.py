@@ -94,10 +94,7 @@ def test_attention_after_the_cache_write(kind, group, legal):
     s = Sketch()
     s.given("q", "bf16", "B", 2, 16)
     s.given("kv", "bf16", "B", 2, 16)
-    for name in ("positions", "seqs"):
-        s.given(name, "i32", "B")
-    s.given("table", "i32", "Q", "T")
-    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    s.cached()
     s.op("write", "kv_write", ["kv", "kv", "cache", "positions", "seqs", "table"], "cache.1", v_heads=(0, 2))
     given, cut = ["q", "cache.1", "positions", "seqs", "table"], {"chunk": 8, "partials": 3}
     s.op("attend", "attention_partial", given, "o m l", scale=1.0, **cut)
@@ -112,10 +109,7 @@ def test_attention_after_the_cache_write(kind, group, legal):
 def test_the_merge_of_partials(kind, group, legal):
     s = Sketch()
     s.given("q", "bf16", "B", 4, 16)
-    for name in ("positions", "seqs"):
-        s.given(name, "i32", "B")
-    s.given("table", "i32", "Q", "T")
-    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    s.cached()
     given, cut = ["q", "cache", "positions", "seqs", "table"], {"chunk": 8, "partials": 3}
     s.op("partial", "attention_partial", given, "o m l", scale=1.0, **cut)
     s.op("merge", "attention_merge", ["o", "m", "l", "positions", "seqs"], "a", **cut)

@@ -77,10 +77,7 @@ def test_refuses_rotated_q_and_k_swapped():
     """Same ops, but the heads that are rotated as q are those written as keys."""
     s = Sketch()
     s.given("h", "bf16", "B", 64)
-    for name in ("positions", "seqs"):
-        s.given(name, "i32", "B")
-    s.given("table", "i32", "Q", "T")
-    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    s.cached()
     s.given("rope_table", "f32", "C", 2, 8, kind="table")
     s.weight("w.qkv", "bf16", 6 * 16, 64)
     s.weight("w.norm", "f32", 16)

@@ -37,8 +37,13 @@ def by_ops(graph):
     return {x.ops: x for x in graph.launches}
 
 
+def described(n):
+    """Each launch of a layer: its name, its role, its ops."""
+    return [(x.name, x.role, " ".join(o.removeprefix(f"L{n}.") for o in x.ops)) for x in layer(n)]
+
+
 def test_what_a_moe_layer_is_cut_into():
-    assert [(x.name, x.role, " ".join(o.removeprefix("L2.") for o in x.ops)) for x in layer(2)] == [
+    assert described(2) == [
         ("L2.add_norm", "add_norm", "add norm"),
         ("L2.qkv", "linear", "qkv"),
         ("L2.heads", "heads", "q_norm k_norm rope kv_write"),
@@ -53,7 +58,7 @@ def test_what_a_moe_layer_is_cut_into():
 
 
 def test_what_a_dense_layer_without_rope_is_cut_into():
-    assert [(x.name, x.role, " ".join(o.removeprefix("L0.") for o in x.ops)) for x in layer(0)] == [
+    assert described(0) == [
         ("L0.norm", "norm", "norm"),
         ("L0.qkv", "linear", "qkv"),
         ("L0.heads", "heads", "q_norm k_norm kv_write"),
@@ -146,10 +151,7 @@ def test_a_role_alone_is_no_reason_to_cut():
     """A lone ``attention``, which is not lowered, has the role of one that merges."""
     s = Sketch()
     s.given("q", "bf16", "B", 4, 16)
-    for name in ("positions", "seqs"):
-        s.given(name, "i32", "B")
-    s.given("table", "i32", "Q", "T")
-    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    s.cached()
     s.op("attention", "attention", ["q", "cache", "positions", "seqs", "table"], "a", scale=0.25)
     run = run_pipeline(s.graph("a"), NAMES)
     assert [x.role for x in run.graph.launches] == ["attention"]
@@ -294,10 +296,7 @@ def test_halves_of_like_launches_are_named_apart():
     """Three attentions in one layer, or in none."""
     s = Sketch()
     s.given("q", "bf16", "B", 4, 16)
-    for name in ("positions", "seqs"):
-        s.given(name, "i32", "B")
-    s.given("table", "i32", "Q", "T")
-    s.given("cache", "bf16", "P", 2, 2, 8, 16, kind="cache")
+    s.cached()
     for n in (1, 2, 3):
         attend(s, n)
     got = cut(s.graph("a1", "a2", "a3"), "attention-merge")

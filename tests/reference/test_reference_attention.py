@@ -254,15 +254,20 @@ def test_a_row_has_as_many_runs_as_its_own_length_makes() -> None:
     assert torch.equal(made["o"][:, 0, :, 0].nan_to_num(-1.0), made["l"][:, 0].nan_to_num(-1.0))
 
 
+def drawn(length: int, heads: int, head: int, *, page: int) -> tuple[Paged, dict[str, Tensor], Tensor, Tensor]:
+    """A BF16 cache, inputs of an attention of all its positions to it, and their keys and values."""
+    k, v, q = (torch.randn(length, heads, head).bfloat16() for _ in range(3))
+    paged = Paged(1, length, heads, head, page, None)
+    paged.cache = paged.cache.bfloat16()
+    at, seqs = torch.arange(length).int(), torch.zeros(length).int()
+    paged.write(k, v, at, seqs, ROUNDED)
+    return paged, {"q": q, "c": paged.cache, "p": at, "s": seqs, "t": paged.table}, k, v
+
+
 def test_a_row_of_no_more_chunks_than_partials_has_the_partials_of_its_chunks() -> None:
     """Bit for bit, however many it might have."""
     torch.manual_seed(1)
-    k, v, q = (torch.randn(28, 2, 8).bfloat16() for _ in range(3))
-    paged = Paged(1, 28, 2, 8, 4, None)
-    paged.cache = paged.cache.bfloat16()
-    at, seqs = torch.arange(28).int(), torch.zeros(28).int()
-    paged.write(k, v, at, seqs, ROUNDED)
-    inputs = {"q": q, "c": paged.cache, "p": at, "s": seqs, "t": paged.table}
+    _, inputs, _, _ = drawn(28, 2, 8, page=4)
     few, many = (partials_of(inputs, scale=0.25, chunk=4, partials=n) for n in (7, 66))
     for name in ("o", "m", "l"):
         assert torch.equal(few[name].nan_to_num(-7.0), many[name][:, :, :7].nan_to_num(-7.0))
@@ -272,23 +277,19 @@ def test_a_row_of_no_more_chunks_than_partials_has_the_partials_of_its_chunks() 
 def test_rounding_points() -> None:
     """exp(s - m) is rounded for P.V and not in the denominator; o, m and l stay FP32; the output is rounded once."""
     torch.manual_seed(0)
-    k, v, q = (torch.randn(8, 1, 16).bfloat16() for _ in range(3))
-    paged = Paged(1, 8, 1, 16, 8, None)
-    paged.cache = paged.cache.bfloat16()
-    at, seqs = torch.arange(8).int(), torch.zeros(8).int()
-    paged.write(k, v, at, seqs, ROUNDED)
-    scores = (k[:, 0].double() @ q[7, 0].double()) * 0.25
+    paged, inputs, k, v = drawn(8, 1, 16, page=8)
+    inputs |= {name: inputs[name][7:] for name in "qps"}
+    scores = (k[:, 0].double() @ inputs["q"][0, 0].double()) * 0.25
     p = torch.exp(scores - scores.max())
     o = p.float().bfloat16().double() @ v[:, 0].double()
     assert (o - p @ v[:, 0].double()).abs().max() > 1e-3  # the rounding of p is far above the tolerance below
 
-    inputs = {"q": q[7:], "c": paged.cache, "p": at[7:], "s": seqs[7:], "t": paged.table}
     made = partials_of(inputs, scale=0.25, chunk=8, partials=1)
     assert all(value.dtype == torch.float32 for value in made.values())
     torch.testing.assert_close(made["o"][0, 0, 0].double(), o, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(made["l"][0, 0, 0].double(), p.sum(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(made["m"][0, 0, 0].double(), scores.max(), atol=1e-5, rtol=1e-5)
 
-    out = paged.attend(q[7:], at[7:], seqs[7:], 0.25, context=ROUNDED)
+    out = paged.attend(*(inputs[name] for name in "qps"), 0.25, context=ROUNDED)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out[0], (o / p.sum()).bfloat16(), atol=0, rtol=2**-8)

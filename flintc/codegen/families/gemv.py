@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flintc.codegen.families.heads import finished_blocks, finished_heads, heads_of
+from flintc.codegen.families.heads import finished_blocks, finished_heads, finished_suffix, heads_of
 from flintc.codegen.schedule import schedule_of
-from flintc.codegen.selection import Selection, Selector, Signature, only_op, ops_of
+from flintc.codegen.selection import Selection, Selector, Signature, only_op
 from flintc.errors import UsageError, VerificationError
 from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.packed import BLOCK_ROWS, in_blocks
@@ -255,10 +255,9 @@ def gate_up(graph: Graph, launch: Launch) -> Selection:
 
 def qkv(graph: Graph, launch: Launch) -> Selection:
     """``qkv``: a product seen as heads; the last program of a head norms, rotates and stores it."""
-    op, write = only_op(graph, launch, "linear"), only_op(graph, launch, "kv_write")
+    op = only_op(graph, launch, "linear")
     (n, k), tile = matrix(graph, op), tile_of(launch)
-    rotate, windowed = bool(ops_of(graph, launch, "rope")), write.attrs["window"] is not None
-    name = kernel_name(graph, op, "qkv") + ("_rope" if rotate else "") + ("_window" if windowed else "")
+    name = kernel_name(graph, op, "qkv") + finished_suffix(graph, launch)
     heads, head = heads_of(graph, op.outputs[0])
     _need_whole_groups(graph, op, head)
     parts = -(-head // tile)
@@ -272,14 +271,13 @@ def qkv(graph: Graph, launch: Launch) -> Selection:
     blocks = weight_blocks(graph, launch, op) | finished_blocks(graph, launch, sig, constants)
     sig.counters("arrivals", heads)
     sig.symbol("B", "B")
+    done = "normed, rotated" if blocks["rotate"] else "normed"
     return sig.select(
         name,
         "gemv.py.j2",
-        f"qkv [B, {n}] = x [B, {k}] times weight; heads are normed{', rotated' if rotate else ''} and stored.",
+        f"qkv [B, {n}] = x [B, {k}] times weight; heads are {done} and stored.",
         grid=(heads * parts, 1, 1),
-        blocks={
-            "epilogue": "heads", "held": is_held(blocks, shape, constants), **blocks,
-        },
+        blocks={"epilogue": "heads", "held": is_held(blocks, shape, constants), **blocks},
         constants=constants,
         num_warps=shape.warps,
         max_registers=registers,

@@ -21,7 +21,7 @@ def head_norm(graph: Graph, launch: Launch) -> Selection:
         "head_norm.py.j2",
         "RMSNorm of one head of one row.",
         grid=("B", count, 1),
-        constants={"HEADS": heads, "FIRST": first, "COUNT": count, "HEAD": head, "EPS": float(op.attrs["eps"])},  # type: ignore[arg-type]
+        constants={"HEADS": heads, "FIRST": first, "COUNT": count, "HEAD": head, "EPS": _number(op, "eps")},
         num_warps=1,
     )
 
@@ -78,9 +78,8 @@ def heads(graph: Graph, launch: Launch) -> Selection:
     finished_heads(graph, launch, qkv, sig, constants)
     blocks = finished_blocks(graph, launch, sig, constants)
     sig.symbol("B", "B")
-    name = f"heads_{count}x{head}" + "_rope" * bool(blocks["rotate"]) + "_window" * bool(blocks["windowed"])
     return sig.select(
-        name,
+        f"heads_{count}x{head}" + finished_suffix(graph, launch),
         "heads.py.j2",
         f"One head of one row is normed{', rotated' if blocks['rotate'] else ''} and stored.",
         grid=(count, "B", 1),
@@ -114,6 +113,12 @@ def finished_heads(graph: Graph, launch: Launch, qkv: str, sig: Signature, const
         "Q_FIRST": q_first, "Q_HEADS": q_heads, "K_FIRST": k_first, "V_FIRST": v_first, "KV_HEADS": kv_heads,
         "PAGE": page, "Q_EPS": _number(q_norm, "eps"), "K_EPS": _number(k_norm, "eps"),
     }  # fmt: skip
+
+
+def finished_suffix(graph: Graph, launch: Launch) -> str:
+    """What the name of a kernel that finishes heads ends in: whether it rotates them, whether the cache is a ring."""
+    windowed = only_op(graph, launch, "kv_write").attrs["window"] is not None
+    return "_rope" * bool(ops_of(graph, launch, "rope")) + "_window" * windowed
 
 
 def finished_blocks(graph: Graph, launch: Launch, sig: Signature, constants: Constants) -> dict[str, str | bool]:

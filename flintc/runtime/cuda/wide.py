@@ -59,8 +59,8 @@ class WideStep:
     """Steps of ``WIDTHS`` rows of many sequences, each captured when it is first needed.
 
     path: the general path of ``plan``, whose weights and caches these steps share. launch: calls the sampler's kernels.
-    tables: block tables by name, on the device. The caller writes
-    ``inputs`` between steps, rows past the live ones with the sequence -1. Offers what a Chooser asks of a step.
+    tables: block tables by name, on the device. The caller writes ``inputs`` between steps, rows past the live ones
+    with the sequence -1. Offers what a Chooser asks of a step.
     """
 
     def __init__(
