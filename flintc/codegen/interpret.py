@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -15,6 +16,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction, interpreter_builder
 from triton.runtime.jit import JITFunction
 
+from flintc.codegen.remembered import remembered_types
 from flintc.ir.plan import Kernel
 
 Grid = tuple[int, int, int]
@@ -27,26 +29,33 @@ def load_interpreted(kernel: Kernel) -> Callable[[Grid, Sequence[Any]], None]:
     under the interpreter's switch, whatever the process was started with. The text must come from this package's
     own templates: it is executed.
     """
+    entry = _entry(kernel.name, kernel.source)
+
+    def call(grid: Grid, args: Sequence[Any]) -> None:
+        with _interpreted_standard_library(), _unchecked_integers(), remembered_types():
+            entry[grid](*args, **kernel.constants)
+
+    return call
+
+
+@lru_cache(maxsize=256)
+def _entry(name: str, source: str) -> Any:
+    """The function ``name`` of ``source``, to be interpreted."""
     # The interpreter reads a function's text when it first runs it: kernels of one name and another text must not meet.
-    file = f"<flintc kernel {kernel.name} {sha256(kernel.source.encode()).hexdigest()[:16]}>"
-    linecache.cache[file] = (len(kernel.source), None, kernel.source.splitlines(keepends=True), file)
-    namespace: dict[str, Any] = {"__name__": f"flintc_interpreted_{kernel.name}"}
+    file = f"<flintc kernel {name} {sha256(source.encode()).hexdigest()[:16]}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"flintc_interpreted_{name}"}
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = True
-        exec(compile(kernel.source, file, "exec"), namespace)
+        exec(compile(source, file, "exec"), namespace)
     namespace["INTERPRET"] = tl.constexpr(True)
-    entry = namespace[kernel.name]
+    entry = namespace[name]
     # An interpreted function patches the whole language anew at each call; the entry's patch serves its helpers too,
     # and those of the standard library, which know the language as `core`.
     helpers = {n: f for n, f in namespace.items() if isinstance(f, InterpretedFunction) and f is not entry}
     namespace.update((name, helper.rewrite()) for name, helper in helpers.items())
     namespace["core"] = tl.core
-
-    def call(grid: Grid, args: Sequence[Any]) -> None:
-        with _interpreted_standard_library(), _unchecked_integers():
-            entry[grid](*args, **kernel.constants)
-
-    return call
+    return entry
 
 
 @contextmanager
