@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flintc.bench.limits import Limits
     from flintc.bench.prefill import PrefillReport
     from flintc.bench.step_report import StepReport
+    from flintc.bench.turns import Turns
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +28,7 @@ def register(app: typer.Typer) -> None:
     group.command("generate")(generate_command)
     group.command("compare")(compare_command)
     group.command("limits")(limits_command)
+    group.command("bundles")(bundles_command)
     app.add_typer(group, name="bench")
 
 
@@ -248,6 +250,47 @@ def _show_limits(found: Limits) -> None:
     stdout.print(
         f"A layer with experts: {found.layer:.2f} us in a chain of all of them; {found.layer_cached:.2f} where the "
         f"same few come again, their weights in L2.\n{found.spec}, {found.weights}, {found.context:,} tokens, batch 1; "
+        f"read ceiling {found.ceiling / 1e12:.2f} TB/s on {found.gpu}.",
+        highlight=False,
+    )
+
+
+def bundles_command(
+    bundles: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Bundles of one model, two or more.")],
+    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 100_000,
+    batch: Annotated[int, typer.Option(min=1, max=8, help="Sequences decoded together.")] = 1,
+    repeats: Annotated[int, typer.Option(min=10, help="Graph replays of a turn.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each bundle.")] = 3,
+    kernel: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Also time kernels so called, or so beginning, alone.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time bundles of one model in turn, in one process and on the same tensors, and compare their logits."""
+    from flintc.bench.turns import measure_turns
+
+    with progress("measuring"):
+        found = measure_turns(bundles, context, batch, repeats, rounds, kernel or ())
+    emit(as_json, found.to_json(), lambda: _show_turns(found))
+
+
+def _show_turns(found: Turns) -> None:
+    first = found.sides[0]
+    table = Table("bundle", "launches", "ms", "us to the first", "turns, ms", "logits")
+    for side in found.sides:
+        table.add_row(side.bundle, str(side.launches), f"{side.ms:.3f}", f"{(side.ms - first.ms) * 1e3:+.0f}",
+                      " ".join(f"{ms:.3f}" for ms in side.rounds),
+                      "equal" if side.equal else f"KL {side.kl:.1e}")  # fmt: skip
+    stdout.print(table)
+    names = dict.fromkeys(name for side in found.sides for name in side.alone_us)
+    alone = Table("kernel, alone, us", *(side.bundle for side in found.sides))
+    for name in names:
+        alone.add_row(name, *(f"{side.alone_us[name]:.2f}" if name in side.alone_us else "-" for side in found.sides))
+    if names:
+        stdout.print(alone)
+    stdout.print(
+        f"{found.spec}, {found.weights}, {found.context:,} tokens, batch {found.batch}, all layers and the final norm; "
         f"read ceiling {found.ceiling / 1e12:.2f} TB/s on {found.gpu}.",
         highlight=False,
     )

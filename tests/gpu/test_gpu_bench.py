@@ -15,6 +15,7 @@ from flintc.bench.ablation import ablate
 from flintc.bench.limits import PROGRAMS, measure_limits
 from flintc.bench.prefixes import measure_prefixes
 from flintc.bench.step_report import measure_step
+from flintc.bench.turns import measure_turns
 from flintc.bundle import load_bundle
 from flintc.codegen.schedule import Schedule
 from flintc.spec import bind_defaults, load_spec
@@ -42,6 +43,21 @@ def test_a_step_is_reported(weights: str, batch: int, tmp_path: Path) -> None:
         assert kernel.resident >= 1
         few = kernel.programs <= torch.cuda.get_device_properties(0).multi_processor_count
         assert kernel.resident == 1 or not (few and plan.kernels[kernel.name].apart)
+
+
+def test_bundles_are_timed_in_turn(tmp_path: Path) -> None:
+    """With every pass and without the last: equal bits, and kernels that only one of them has."""
+    target = api.gpu_target()
+    assert target is not None
+    folders = [tmp_path / name for name in ("whole", "joined")]
+    api.compile("tiny-flint", target=target, out=folders[0])
+    api.compile("tiny-flint", target=target, out=folders[1], disable_passes=["split-arrivals"])
+    whole, joined = measure_turns(folders, 400, 2, 10, 3, ["topk", "o"]).sides
+    assert whole.launches > joined.launches
+    assert joined.equal and joined.kl == 0
+    assert len(whole.rounds) == len(joined.rounds) == 3 and all(0 < ms < 100 for ms in whole.rounds + joined.rounds)
+    assert any(name.startswith("topk") for name in whole.alone_us)
+    assert not any(name.startswith("topk") for name in joined.alone_us)
 
 
 def test_tuning_times_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
