@@ -6,18 +6,20 @@ Rooms are imported inside the functions, so that ``import flintc`` costs next to
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from flintc.errors import BackendError, BundleError, FlintcWarning, UsageError
+from flintc.errors import BackendError, FlintcWarning, UsageError
 from flintc.garbage import uncollected
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flintc.bundle import Bundle, Origin
+    from flintc.building import Progress
+    from flintc.bundle import Bundle
     from flintc.checkpoint import Checkpoint
+    from flintc.ir.build import Weights
     from flintc.ir.graph import Graph
     from flintc.passes import PipelineRun
     from flintc.reference import Nvfp4
@@ -26,11 +28,7 @@ if TYPE_CHECKING:
     from flintc.runtime.model import Model
     from flintc.spec import BoundModel, Spec
 
-Weights = Literal["bf16", "nvfp4"]
 Backend = Literal["cuda", "interpret", "reference"]
-#: Called with (done, in all, name of what is being done).
-Progress = Callable[[int, int, str], None]
-
 #: Rows of the steps that are captured; the last is the most that one step of the fast path can have.
 BATCHES = (1, 2, 4, 8)
 MAX_BATCH = BATCHES[-1]
@@ -42,20 +40,9 @@ def run_passes(
     model: BoundModel, weights: str = "bf16", disable_passes: Sequence[str] = (), stop_after: str | None = None
 ) -> PipelineRun:
     """The graph of ``model`` after every pass of its spec's pipeline (but for those disabled)."""
-    from flintc.passes import run_pipeline
+    from flintc.building import fused
 
-    return run_pipeline(_unfused(model, _weights(weights)), model.spec.pipeline, disable_passes, stop_after)
-
-
-def _unfused(model: BoundModel, weights: Weights) -> Graph:
-    """The graph of ``model`` before any pass: each op a launch of its own."""
-    from flintc.ir.build import build
-    from flintc.ir.lower import lower_attention
-
-    numerics = model.spec.numerics
-    return lower_attention(
-        build(model, weights), numerics.attention_chunk, numerics.window_chunk, numerics.attention_partials
-    )
+    return fused(model, _weights(weights), disable_passes, stop_after)
 
 
 def model_of(
@@ -109,43 +96,21 @@ def compile(
     """Compile a spec into a bundle; needs no GPU.
 
     spec, weights, checkpoint: see :func:`model_of`. target: a GPU target such as ``sm_90``, or several. batch: rows
-    that are captured, each at most 8. out: folder to write (default: one in the cache, named by the bundle's content).
+    that are captured, each at most 8. out: folder to write (default: none but the cache's, where every bundle is kept,
+    named by all that it depends on).
     Raises SpecError, PassError, UsageError, CheckpointError, CompileError, BundleError, and VerificationError where
     the plan is not proved safe under dependent launch.
     """
+    from flintc.building import Recipe
     from flintc.bundle import write_bundle
-    from flintc.codegen.cache import cache_root
 
     with uncollected():
         model, format = model_of(spec, weights, checkpoint)
-        bundle = _build(model, format, _targets(target), _batches(batch), disable_passes, progress)
-    folder = Path(out) if out is not None else cache_root() / "bundles" / bundle.manifest.digest[:32]
-    return write_bundle(bundle, folder)
-
-
-def _build(
-    model: BoundModel,
-    weights: Weights,
-    targets: Sequence[str],
-    batches: tuple[int, ...],
-    disable_passes: Sequence[str],
-    progress: Progress | None,
-) -> Bundle:
-    """A bundle of ``model``, proved and compiled, in memory."""
-    from flintc.bundle import build_bundle
-    from flintc.codegen.aot import compile_kernels
-    from flintc.codegen.general import with_general
-    from flintc.codegen.lint import check_compiled
-    from flintc.codegen.planner import plan
-    from flintc.codegen.sampler import with_sampler
-    from flintc.safety import check_plan
-
-    made = with_general(with_sampler(plan(run_passes(model, weights, disable_passes).graph)))
-    check_plan(made)
-    compiled = compile_kernels(made.all_kernels.values(), targets, progress=progress)
-    step = [c for c in compiled.values() if c.kernel in made.kernels]
-    check_compiled(made.kernels, step, machine_code=False)
-    return build_bundle(made, compiled, _origin(model.spec, weights, disable_passes, batches))
+        recipe = Recipe(model, format, _targets(target), _batches(batch), tuple(disable_passes))
+        bundle = recipe.bundle(progress)
+    if out is None and bundle.path is not None:
+        return bundle
+    return write_bundle(bundle, recipe.folder if out is None else Path(out))
 
 
 def load(
@@ -263,13 +228,6 @@ def open_bundle(bundle: Bundle | str | Path | None) -> Bundle | None:
     return bundle
 
 
-def spec_sha256(spec: Spec) -> str:
-    """Hash of everything a spec says, whatever its files are called and however they are laid out."""
-    import hashlib
-
-    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
-
-
 def _spec(spec: str | Path | Spec) -> Spec:
     from flintc.spec import load_spec
 
@@ -301,7 +259,7 @@ def _spec_for(spec: str | Path | Spec | None, bundle: Bundle | None, checkpoint:
         return _spec(spec)
     if bundle is not None and bundle.manifest.spec in shipped_specs():
         shipped = _spec(bundle.manifest.spec)
-        if spec_sha256(shipped) == bundle.manifest.spec_sha256:
+        if shipped.sha256 == bundle.manifest.spec_sha256:
             return shipped
     match = checkpoint.spec_match
     return spec_for(match.architecture, match.gguf)
@@ -309,9 +267,10 @@ def _spec_for(spec: str | Path | Spec | None, bundle: Bundle | None, checkpoint:
 
 def _step_graph(backend: Backend, model: BoundModel, weights: Weights, bundle: Bundle | None) -> Graph:
     """The graph to run: the bundle's, else the model's, fused only where kernels are rendered for it."""
+    from flintc.building import fused, unfused
     from flintc.bundle import check_same_model
 
-    graph = _unfused(model, weights) if backend == "reference" else run_passes(model, weights).graph
+    graph = unfused(model, weights) if backend == "reference" else fused(model, weights).graph
     if bundle is None:
         return graph
     check_same_model(bundle, graph, weights)
@@ -346,39 +305,21 @@ def _cpu_executor(
 
 def _gpu_bundle(bundle: Bundle | None, model: BoundModel, weights: Weights, progress: Progress | None) -> Bundle:
     """What runs ``model`` on the GPU of this machine: the bundle given, else one compiled once and cached."""
-    from flintc.bundle import check_same_model, load_bundle, write_bundle
-    from flintc.codegen.cache import cache_root
+    from flintc.building import Recipe, unfused
+    from flintc.bundle import check_same_model
 
     target = gpu_target()
     assert target is not None
     if bundle is not None:
         bundle.for_target(target)
-        check_same_model(bundle, _unfused(model, weights), weights)
+        check_same_model(bundle, unfused(model, weights), weights)
         return bundle
-    folder = cache_root() / "bundles" / _bundle_key(model, weights, target)
-    try:
-        return load_bundle(folder)
-    except BundleError:  # not there yet, or damaged
-        made = _build(model, weights, [target], BATCHES, (), progress)
-    try:
-        return write_bundle(made, folder)
-    except BundleError as error:
-        warnings.warn(f"the compiled bundle is used, but not kept: {error}", FlintcWarning, stacklevel=2)
-        return made
-
-
-def _bundle_key(model: BoundModel, weights: str, target: str) -> str:
-    """Name of everything that the bundle of a bound model depends on."""
-    import hashlib
-    import json
-    from importlib.metadata import version
-
-    from flintc.codegen.cache import package_digest
-
-    sets = {name: sorted(members) for name, members in model.layer_sets.items()}
-    bound = [spec_sha256(model.spec), dict(model.dims), dict(model.numbers), sets]
-    content = json.dumps([bound, weights, target, package_digest(), version("triton")], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
+    recipe = Recipe(model, weights, (target,), BATCHES)
+    made = recipe.bundle(progress)
+    if made.path is None:
+        message = f"the compiled bundle is used, but not kept: cannot write the bundle {recipe.folder}"
+        warnings.warn(message, FlintcWarning, stacklevel=2)
+    return made
 
 
 def _cuda_executor(
@@ -473,13 +414,6 @@ def _context(context: int | None, model: BoundModel) -> int:
     return context
 
 
-def _origin(spec: Spec, weights: Weights, disable_passes: Sequence[str], batches: tuple[int, ...]) -> Origin:
-    from flintc.bundle import Origin
-
-    pipeline = tuple(name for name in spec.pipeline if name not in disable_passes)
-    return Origin(spec.name, spec_sha256(spec), weights, pipeline, batches)
-
-
 def _weights(weights: str) -> Weights:
     if weights not in ("bf16", "nvfp4"):
         raise UsageError(f"unknown weight format {weights!r}", remedy="choose bf16 or nvfp4")
@@ -493,10 +427,10 @@ def _batches(batch: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(batch)))
 
 
-def _targets(target: str | Sequence[str]) -> list[str]:
+def _targets(target: str | Sequence[str]) -> tuple[str, ...]:
     from flintc.codegen.aot import TARGETS
 
-    targets = [target] if isinstance(target, str) else list(target)
+    targets = (target,) if isinstance(target, str) else tuple(target)
     wrong = next((t for t in targets if t not in TARGETS), None)
     if wrong is not None or not targets:
         message = "no target is named" if wrong is None else f"unknown target {wrong!r}"

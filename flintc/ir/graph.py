@@ -209,5 +209,11 @@ class Graph:
         yield from sorted({op.layer for op in self.ops.values() if op.layer is not None})
 
     def with_launches(self, launches: tuple[Launch, ...]) -> Graph:
-        """The same ops under another partition."""
-        return replace(self, launches=launches)
+        """The same ops under another partition; what was found out about the ops alone still holds."""
+        other = replace(self, launches=launches)
+        other.__dict__.update({name: self.__dict__[name] for name in _OF_OPS & self.__dict__.keys()})
+        return other
+
+
+#: Properties of a graph that its launches have no part in.
+_OF_OPS = frozenset({"producers", "consumers", "first_versions", "op_graph"})

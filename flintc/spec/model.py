@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import string
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -361,6 +362,11 @@ class Spec(Entry):
     pipeline: tuple[str, ...] = ()
 
     _document: Document | None = PrivateAttr(default=None)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything the spec says, whatever its files are called and however they are laid out."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def place(self, *path: str | int, key: bool = False) -> Place:
         """Where in its file the value (or key) at ``path`` stands; ``flint.yaml:1:1`` for a spec made in memory."""

@@ -57,7 +57,7 @@ def bundle_of(model: BoundModel = TINY, passes: Sequence[str] = tuple(PASSES), w
         (name, "sm_90"): CompiledKernel(name, "sm_90", "entry", (), 4, 0, 32, 0, 0, b"", "")
         for name in made.all_kernels
     }
-    origin = Origin(model.spec.name, api.spec_sha256(model.spec), weights, tuple(passes), (1,))
+    origin = Origin(model.spec.name, model.spec.sha256, weights, tuple(passes), (1,))
     return replace(build_bundle(made, compiled, origin), path=Path("folder"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,6 @@ def flintc(capfd: pytest.CaptureFixture[str]) -> Flintc:
         return Said(code, *capfd.readouterr())
 
     return run
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of our own, so that the user's is neither read nor filled."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("FLINTC_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 from gemv_graphs import Sizes, chained, expert_down, expert_gate_up, expert_linear, gate_up, linear, qkv, route
@@ -33,17 +32,12 @@ GRAPHS: Mapping[str, Callable[[DType], Graph]] = {
 TILES = {"head": 64, "route": 4}
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_machine_code_at_full_size(name: str, weights: DType, cache: Path) -> None:
+def test_machine_code_at_full_size(name: str, weights: DType) -> None:
     """No spills; weights in 16-byte loads, those known beforehand above the wait; the trigger first of all."""
     kernels = plan(chained(GRAPHS[name](weights), TILES.get(name, 16))).kernels.values()
-    for compiled in compile_kernels(kernels, ["sm_90"], cache_dir=cache, jobs=1).values():
+    for compiled in compile_kernels(kernels, ["sm_90"], jobs=1).values():
         check_machine_code(name, compiled)
 
 
@@ -65,20 +59,20 @@ def check_machine_code(name: str, compiled: CompiledKernel) -> None:
         assert code.count("HMMA") > 0
 
 
-def test_a_lane_loads_an_eighth_of_a_lone_vector(cache: Path) -> None:
+def test_a_lane_loads_an_eighth_of_a_lone_vector() -> None:
     """Two loads below the wait, where several vectors take sixteen."""
     kernels = plan(chained(GRAPHS["o"]("nvfp4"), 16)).kernels
-    for compiled in compile_kernels(kernels.values(), ["sm_90"], cache_dir=cache, jobs=1).values():
+    for compiled in compile_kernels(kernels.values(), ["sm_90"], jobs=1).values():
         code = disassemble(compiled.cubin)
         below = wide_loads(code.opcodes) - wide_loads(code.before_wait)
         assert below == (2 if kernels[compiled.kernel].several else 16)
 
 
 @pytest.mark.parametrize("name", ["qkv_full", "qkv_window", "o", "gate_up"])
-def test_weights_are_unpacked_above_the_wait(name: str, cache: Path) -> None:
+def test_weights_are_unpacked_above_the_wait(name: str) -> None:
     """Those of qkv and o: by multiplications of pairs, of which the epilogues have none."""
     kernel = only_kernel(chained(GRAPHS[name]("nvfp4"), 16))
-    (compiled,) = compile_kernels([kernel], ["sm_90"], cache_dir=cache, jobs=1).values()
+    (compiled,) = compile_kernels([kernel], ["sm_90"], jobs=1).values()
     code = disassemble(compiled.cubin)
     above, all_of_them = (
         sum(opcode.startswith("HMUL2.BF16") for opcode in opcodes) for opcodes in (code.before_wait, code.opcodes)

@@ -67,8 +67,21 @@ def test_without_a_folder_the_bundle_goes_to_the_cache(tmp_path, monkeypatch, bu
     (tmp_path / "kernels").symlink_to(cache.cache_root() / "kernels")  # the kernels are compiled already
     monkeypatch.setenv("FLINTC_CACHE", str(tmp_path))
     made = flintc.compile("tiny-flint")
-    assert made.path == tmp_path / "bundles" / made.manifest.digest[:32]
+    assert made.path.parent == tmp_path / "bundles"
     assert load_bundle(made.path).manifest == bundle.manifest
+    again = flintc.compile("tiny-flint", out=tmp_path / "own", progress=lambda *_: pytest.fail("compiled again"))
+    assert (again.path, again.files()) == (tmp_path / "own", made.files())
+
+
+def test_without_a_folder_and_with_no_cache_to_write_there_is_nothing_to_return(tmp_path, monkeypatch):
+    from flintc.codegen import cache
+
+    (tmp_path / "kernels").symlink_to(cache.cache_root() / "kernels")
+    (tmp_path / "bundles").write_text("in the way of the folder")
+    monkeypatch.setenv("FLINTC_CACHE", str(tmp_path))
+    assert flintc.compile("tiny-flint", out=tmp_path / "own").path == tmp_path / "own"
+    with pytest.raises(BundleError, match="cannot write the bundle"):
+        flintc.compile("tiny-flint")
 
 
 @pytest.mark.parametrize(

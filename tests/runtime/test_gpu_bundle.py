@@ -1,12 +1,15 @@
 """What a load on a GPU runs: the bundle given, or one compiled on first use; and what does not fit is refused."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 import flintc
 from flintc import api
+from flintc.building import Recipe
 from flintc.bundle import load_bundle
+from flintc.codegen.schedule import Schedule, trying
 from flintc.errors import BackendError, BundleError, CapacityError, CheckpointError, FlintcWarning
 from flintc.runtime.cuda.capacity import RESERVE, pool_pages, symbols_of, workspace_bytes
 from flintc.runtime.kv import KvLayout
@@ -59,13 +62,23 @@ def test_a_cache_that_cannot_be_written_loses_no_work(gpu, own_cache):
     assert made.for_target("sm_90")
 
 
-def test_keys_tell_models_weights_and_targets_apart():
-    model, other = tiny(), api._resized(load_spec("tiny-flint"), {"layers": 3})
-    keys = {
-        api._bundle_key(m, w, t) for m in (model, other) for w in ("bf16", "nvfp4") for t in ("sm_90", "sm_100")
-    }  # fmt: skip
-    assert len(keys) == 8
-    assert api._bundle_key(tiny(), "bf16", "sm_90") in keys
+def test_what_a_bundle_depends_on_is_in_its_key():
+    own = Recipe(tiny(), "bf16", ("sm_90",), (1,))
+    others = [
+        replace(own, model=api._resized(load_spec("tiny-flint"), {"layers": 3})),
+        replace(own, weights="nvfp4"),
+        replace(own, targets=("sm_100",)),
+        replace(own, targets=("sm_90", "sm_100")),
+        replace(own, batches=(1, 2)),
+        replace(own, disabled=("dependent-launch",)),
+    ]
+    keys = [recipe.key for recipe in (own, *others)]
+    with trying(Schedule(warps=2)):
+        keys.append(own.key)
+    assert len(set(keys)) == len(keys)
+    assert replace(own, model=tiny()).key == own.key
+    several = replace(own, targets=("sm_100", "sm_90"), disabled=("b", "a"))
+    assert several.key == replace(several, targets=("sm_90", "sm_100"), disabled=("a", "b")).key
 
 
 def test_a_gpu_outside_the_bundles_targets(gpu, own_cache, monkeypatch):
