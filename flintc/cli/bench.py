@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flintc.bench.limits import Limits
     from flintc.bench.prefill import PrefillReport
     from flintc.bench.step_report import StepReport
+    from flintc.bench.timeline import Timeline
     from flintc.bench.turns import Turns
 
 
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     group.command("compare")(compare_command)
     group.command("limits")(limits_command)
     group.command("bundles")(bundles_command)
+    group.command("timeline")(timeline_command)
     app.add_typer(group, name="bench")
 
 
@@ -292,5 +294,46 @@ def _show_turns(found: Turns) -> None:
     stdout.print(
         f"{found.spec}, {found.weights}, {found.context:,} tokens, batch {found.batch}, all layers and the final norm; "
         f"read ceiling {found.ceiling / 1e12:.2f} TB/s on {found.gpu}.",
+        highlight=False,
+    )
+
+
+def timeline_command(
+    spec: SpecArgument,
+    weights: Weights = "bf16",
+    bundle: BundleFolder = None,
+    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 100_000,
+    batch: Annotated[int, typer.Option(min=1, max=8, help="Sequences decoded together.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Steps that are stamped.")] = 9,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Also write a Chrome trace of one step.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Take a step of SPEC apart launch by launch, by the times at which programs start, have waited and end."""
+    from flintc.bench.timeline import measure_timeline
+
+    check_folder(trace)
+    with progress("measuring"):
+        found = measure_timeline(spec, weights, bundle, context, batch, repeats, trace)
+    emit(as_json, found.to_json(), lambda: _show_timeline(found))
+
+
+def _show_timeline(found: Timeline) -> None:
+    table = Table("kernel", "launches", "hops, us", "hop", "ahead", "let go", "last", "work", "slowest", "tail",
+                  "programs", "per SM")  # fmt: skip
+    for kernel, hop in found.by_kernel().items():
+        own = [h.hop for h in found.hops if h.kernel == kernel]
+        figures = (hop.hop, hop.ahead, hop.let_go, hop.last_let_go, hop.work, hop.slowest, hop.tail)
+        table.add_row(kernel, str(len(own)), f"{sum(own):.0f}", *(f"{us:.2f}" for us in figures), str(hop.programs),
+                      str(hop.fullest))  # fmt: skip
+    stdout.print(table)
+    stdout.print(
+        f"{found.spec}, {found.weights}, {found.context:,} tokens, batch {found.batch}, on {found.gpu}: {found.ms:.3f} "
+        f"ms a step, {found.stamped_ms:.3f} with stamps. us, the middle of each kernel's launches.\n"
+        "hop: from the end of the launch before to its own end. ahead: how long before the former half of its programs "
+        "stand waiting. let go, last: from there until half, until all of them go on. work, slowest: from going on to "
+        "the end, half of the programs and the slowest. tail: from half ended to all.",
         highlight=False,
     )

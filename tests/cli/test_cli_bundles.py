@@ -21,7 +21,7 @@ def test_tables(flintc: Flintc, monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(args)
         return Turns("flint", "nvfp4", 4096, 8, "a GPU", 4.5e12, SIDES)
 
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("flintc.cli.common.stdout.width", 200)
     monkeypatch.setattr(turns, "measure_turns", measured)
     said = flintc("bench", "bundles", "a", "b", "--context", "4096", "--batch", "8", "--kernel", "topk")
     assert (said.code, said.err) == (0, "")

@@ -35,7 +35,9 @@ COMMANDS = list(leaves(get_command(cli.build_app())))
 
 def test_the_commands_of_the_contract() -> None:
     promised = ["compile", "show", "ablate", "generate", "verify", "synth", "convert", "tune", "demo", "env"]
-    benches = [("bench", name) for name in ("forward", "prefill", "generate", "compare", "limits", "bundles")]
+    benches = [
+        ("bench", name) for name in ("forward", "prefill", "generate", "compare", "limits", "bundles", "timeline")
+    ]
     assert {(name,) for name in promised} | {*benches} == set(COMMANDS)
 
 
@@ -118,6 +120,7 @@ def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str])
         (("bench", "compare", "tiny-flint", "--context", "0"), "--context"),
         (("bench", "limits", "tiny-flint", "--context", "0"), "--context"),
         (("bench", "limits", "tiny-flnt"), "no spec file tiny-flnt"),
+        (("bench", "timeline", "tiny-flint", "--trace", "{empty}/none/x.json"), "there is no folder"),
         (("bench", "bundles", "{empty}"), "one bundle has nothing to be timed against (name two or more)"),
         (("bench", "bundles", "{empty}", "{empty}"), "no bundle at"),
         (("bench", "compare", "tiny-flint", "--compile-limit", "0"), "--compile-limit"),

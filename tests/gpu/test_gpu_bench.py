@@ -15,6 +15,7 @@ from flintc.bench.ablation import ablate
 from flintc.bench.limits import PROGRAMS, measure_limits
 from flintc.bench.prefixes import measure_prefixes
 from flintc.bench.step_report import measure_step
+from flintc.bench.timeline import measure_timeline
 from flintc.bench.turns import measure_turns
 from flintc.bundle import load_bundle
 from flintc.codegen.schedule import Schedule
@@ -58,6 +59,16 @@ def test_bundles_are_timed_in_turn(tmp_path: Path) -> None:
     assert len(whole.rounds) == len(joined.rounds) == 3 and all(0 < ms < 100 for ms in whole.rounds + joined.rounds)
     assert any(name.startswith("topk") for name in whole.alone_us)
     assert not any(name.startswith("topk") for name in joined.alone_us)
+
+
+@pytest.mark.parametrize(("weights", "batch"), [("bf16", 1), ("nvfp4", 8)])
+def test_hops_add_up_to_the_step(weights: str, batch: int, tmp_path: Path) -> None:
+    found = measure_timeline("tiny-flint", weights, None, 400, batch, 9, tmp_path / "trace.json")
+    plan = api.lower("tiny-flint", weights)
+    assert [hop.launch for hop in found.hops] == [launch.name for launch in plan.body]
+    assert all(hop.hop > 0 and 0 <= hop.work <= hop.slowest and hop.let_go <= hop.last_let_go for hop in found.hops)
+    assert sum(hop.hop for hop in found.hops) == pytest.approx(found.stamped_ms * 1e3, rel=0.2)
+    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == 2 * len(found.hops)
 
 
 def test_tuning_times_every_product(monkeypatch: pytest.MonkeyPatch) -> None:

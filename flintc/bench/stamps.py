@@ -1,0 +1,98 @@
+"""Kernels that note when each of their programs starts, has waited, and ends: where a step's time goes, hop by hop.
+
+The profiler counts the wait of a launch that starts early as its time. A stamped plan says what the chain says: one
+launch's programs are let go when the last program of the launch before has ended.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from flintc.errors import VerificationError
+from flintc.ir.plan import Arg, Kernel, Param, Plan, PlannedLaunch, Scratch
+from flintc.ir.types import TensorType
+
+#: Numbers of a program: the low words of the nanoseconds at which it starts, has waited and ends; its multiprocessor.
+START, WAITED, END, PLACE = range(4)
+COLUMNS = 4
+
+_PARAM = "stamps_ptr"
+
+_HELPER = '''\
+@triton.jit
+def stamp(stamps_ptr, column: tl.constexpr):
+    """Note the time, or the multiprocessor, of this program."""
+    if column == 2:
+        tl.debug_barrier()
+    program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+    tl.store(stamps_ptr + 4 * program + column, tl.extra.cuda.globaltimer().to(tl.int32))
+    if column == 0:
+        tl.store(stamps_ptr + 4 * program + 3, tl.extra.cuda.smid())
+
+
+'''
+
+
+def stamped(plan: Plan) -> Plan:
+    """``plan`` with stamped kernels: the same arithmetic, and four numbers a program in memory of each launch's own.
+
+    It is not to be checked for safety: its kernels write, above their wait, memory that nothing else reads.
+    """
+    scratch = {
+        stamps_of(launch.name): Scratch(stamps_of(launch.name), TensorType("i32", (*reversed(launch.grid), COLUMNS)))
+        for launch in plan.launches
+    }
+    return replace(
+        plan,
+        kernels={name: _stamped_kernel(kernel) for name, kernel in plan.kernels.items()},
+        launches=tuple(_stamped_launch(launch) for launch in plan.launches),
+        scratch={**plan.scratch, **scratch},
+    )
+
+
+def stamps_of(launch: str) -> str:
+    """Name of the memory that holds a launch's stamps: i32[z, y, x, COLUMNS], x, y, z being its grid."""
+    return f"{launch}.stamps"
+
+
+def _stamped_launch(launch: PlannedLaunch) -> PlannedLaunch:
+    return replace(launch, args=(Arg("scratch", stamps_of(launch.name)), *launch.args))
+
+
+def _stamped_kernel(kernel: Kernel) -> Kernel:
+    params = (Param(_PARAM, "*i32"), *kernel.params)
+    return replace(kernel, source=stamped_source(kernel.source, kernel.name, kernel.waits), params=params)
+
+
+def stamped_source(source: str, entry: str, waits: bool) -> str:
+    """``source`` whose function ``entry`` takes ``stamps_ptr`` first and notes its times there.
+
+    VerificationError where it waits somewhere else than in ``entry`` itself.
+    """
+    (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == entry)
+    lines = source.splitlines(keepends=True)
+    documented = ast.get_docstring(function) is not None
+    assert function.end_lineno is not None
+    nodes = list(ast.walk(function))
+    waiting = [n for n in nodes if isinstance(n, ast.Expr) and ast.unparse(n) == "wait_for_producers()"]
+    if waits and not waiting:
+        raise VerificationError(f"kernel {entry} waits in a function that it calls: its wait cannot be stamped")
+    # Lines that something goes ahead of, counted from 0; what is listed first comes first where they are the same.
+    inserted = [
+        (function.decorator_list[0].lineno - 1, _HELPER),
+        (function.args.args[0].lineno - 1, f"    {_PARAM},\n"),
+        (function.body[documented].lineno - 1, _call(START)),
+        *((n.lineno, _call(WAITED, n.col_offset)) for n in waiting),
+        *((n.lineno - 1, _call(END, n.col_offset)) for n in nodes if isinstance(n, ast.Return)),
+    ]
+    if not isinstance(function.body[-1], ast.Return):
+        inserted.append((function.end_lineno, _call(END)))
+    inserted.sort(key=lambda each: each[0])
+    for at, text in reversed(inserted):
+        lines.insert(at, text)
+    return "".join(lines)
+
+
+def _call(column: int, indent: int = 4) -> str:
+    return f"{' ' * indent}stamp({_PARAM}, {column})\n"
