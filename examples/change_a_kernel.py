@@ -18,6 +18,7 @@ from flintc.bundle import Bundle, Origin, build_bundle, load_bundle, write_bundl
 from flintc.codegen.aot import compile_kernels
 from flintc.codegen.effects import effects_of
 from flintc.codegen.lint import check_compiled
+from flintc.errors import FlintcError
 from flintc.safety import check_plan
 
 
@@ -50,12 +51,18 @@ def main() -> None:
     parser.add_argument("--warps", type=int)
     parser.add_argument("--registers", type=int)
     asked = parser.parse_args()
-    source = asked.source.read_text(encoding="utf-8")
-    made = changed(load_bundle(asked.bundle), asked.kernel, source, asked.warps, asked.registers)
-    for key, compiled in made.compiled.items():
-        if key[0] == asked.kernel:
-            print(f"{asked.kernel} for {key[1]}: {compiled.registers} registers, {compiled.spills} bytes spilled")
-    write_bundle(made, asked.out)
+    try:
+        bundle, source = load_bundle(asked.bundle), asked.source.read_text(encoding="utf-8")
+        if asked.kernel not in bundle.plan.kernels:
+            parser.error(f"no kernel of a step is called {asked.kernel}: {', '.join(bundle.plan.kernels)}")
+        made = write_bundle(changed(bundle, asked.kernel, source, asked.warps, asked.registers), asked.out)
+    except (FlintcError, OSError) as error:
+        parser.error(str(error))
+    for (name, target), compiled in made.compiled.items():
+        if name == asked.kernel:
+            print(f"{name} for {target}: {compiled.registers} registers, {compiled.spills} bytes spilled")
+    if several := bundle.plan.kernels[asked.kernel].several:
+        print(f"steps of more than one row run {several}, which is as it was")
 
 
 if __name__ == "__main__":

@@ -107,10 +107,8 @@ def compile(
     with uncollected():
         model, format = model_of(spec, weights, checkpoint)
         recipe = Recipe(model, format, _targets(target), _batches(batch), tuple(disable_passes))
-        bundle = recipe.bundle(progress)
-    if out is None and bundle.path is not None:
-        return bundle
-    return write_bundle(bundle, recipe.folder if out is None else Path(out))
+        bundle = recipe.bundle(progress, must_keep=out is None)
+    return bundle if out is None else write_bundle(bundle, Path(out))
 
 
 def load(
@@ -314,12 +312,7 @@ def _gpu_bundle(bundle: Bundle | None, model: BoundModel, weights: Weights, prog
         bundle.for_target(target)
         check_same_model(bundle, unfused(model, weights), weights)
         return bundle
-    recipe = Recipe(model, weights, (target,), BATCHES)
-    made = recipe.bundle(progress)
-    if made.path is None:
-        message = f"the compiled bundle is used, but not kept: cannot write the bundle {recipe.folder}"
-        warnings.warn(message, FlintcWarning, stacklevel=2)
-    return made
+    return Recipe(model, weights, (target,), BATCHES).bundle(progress)
 
 
 def _cuda_executor(

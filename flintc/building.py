@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flintc.bundle import Bundle, Origin, build_bundle, load_bundle, write_bundle
 from flintc.codegen.cache import cache_root, package_digest
-from flintc.errors import BundleError
+from flintc.errors import BundleError, FlintcWarning
 from flintc.ir.build import Weights, build
 from flintc.ir.graph import Graph
 from flintc.ir.lower import lower_attention
@@ -56,7 +57,7 @@ class Recipe:
     batches: tuple[int, ...]
     disabled: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of the bundle in the cache: a hash of all that it depends on."""
         from flintc.codegen.schedule import tried
@@ -65,26 +66,32 @@ class Recipe:
         sets = {name: sorted(members) for name, members in model.layer_sets.items()}
         bound = [model.spec.sha256, dict(model.dims), dict(model.numbers), sets]
         asked = [self.weights, sorted(self.targets), self.batches, sorted(self.disabled), repr(tried())]
-        made_by = [package_digest(), version("triton"), version("jinja2")]
+        made_by = [package_digest(), *map(version, ("flintc", "triton", "jinja2"))]
         return hashlib.sha256(json.dumps([bound, asked, made_by], sort_keys=True).encode()).hexdigest()[:32]
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Where the cache keeps the bundle."""
         return cache_root() / "bundles" / self.key
 
-    def bundle(self, progress: Progress | None = None) -> Bundle:
-        """The bundle, from the cache, or made and kept there; it has no path where it cannot be kept.
+    def bundle(self, progress: Progress | None = None, *, must_keep: bool = False) -> Bundle:
+        """The bundle, from the cache, or made and kept there.
 
-        Raises PassError, CompileError, and VerificationError where the plan is not proved safe.
+        Where it cannot be kept, it has no path and there is a warning, or BundleError if it ``must_keep``. Raises
+        PassError, CompileError, and VerificationError where the plan is not proved safe.
         """
+        folder = self.folder  # named by the package's text of now, whatever it is once the bundle is made
         try:
-            return load_bundle(self.folder)
+            return load_bundle(folder)
         except BundleError:  # not there yet, or damaged
             made = self._make(progress)
-        with contextlib.suppress(BundleError):
-            return write_bundle(made, self.folder)
-        return made
+        try:
+            return write_bundle(made, folder)
+        except BundleError as error:
+            if must_keep:
+                raise
+            warnings.warn(f"the compiled bundle is used, but not kept: {error}", FlintcWarning, stacklevel=3)
+            return made
 
     def _make(self, progress: Progress | None) -> Bundle:
         """The bundle, proved and compiled, in memory."""

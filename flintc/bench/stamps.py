@@ -21,7 +21,7 @@ _PARAM = "stamps_ptr"
 
 _HELPER = '''\
 @triton.jit
-def stamp(stamps_ptr, column: tl.constexpr):
+def stamp_program(stamps_ptr, column: tl.constexpr):
     """Note the time, or the multiprocessor, of this program."""
     if column == 2:
         tl.debug_barrier()
@@ -35,19 +35,23 @@ def stamp(stamps_ptr, column: tl.constexpr):
 
 
 def stamped(plan: Plan) -> Plan:
-    """``plan`` with stamped kernels: the same arithmetic, and four numbers a program in memory of each launch's own.
+    """The step of ``plan`` with stamped kernels: the same arithmetic, and four numbers a program in memory of its own.
 
-    It is not to be checked for safety: its kernels write, above their wait, memory that nothing else reads.
+    It is not to be checked for safety: its kernels write, above their wait, memory that nothing else reads. It has no
+    sampler and no general path. VerificationError where a kernel's text cannot be stamped.
     """
+    called = {plan.kernel_for(launch, rows).name for launch in plan.launches for rows in (1, 2)}
     scratch = {
         stamps_of(launch.name): Scratch(stamps_of(launch.name), TensorType("i32", (*reversed(launch.grid), COLUMNS)))
         for launch in plan.launches
     }
     return replace(
         plan,
-        kernels={name: _stamped_kernel(kernel) for name, kernel in plan.kernels.items()},
+        kernels={name: _stamped_kernel(kernel) for name, kernel in plan.kernels.items() if name in called},
         launches=tuple(_stamped_launch(launch) for launch in plan.launches),
         scratch={**plan.scratch, **scratch},
+        sampler=None,
+        general=None,
     )
 
 
@@ -68,10 +72,11 @@ def _stamped_kernel(kernel: Kernel) -> Kernel:
 def stamped_source(source: str, entry: str, waits: bool) -> str:
     """``source`` whose function ``entry`` takes ``stamps_ptr`` first and notes its times there.
 
-    VerificationError where it waits somewhere else than in ``entry`` itself.
+    Where it does not wait, it has waited when it starts. VerificationError where it waits somewhere else than in
+    ``entry`` itself, or has several statements or parameters on a line.
     """
     (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == entry)
-    lines = source.splitlines(keepends=True)
+    lines = (source.rstrip("\n") + "\n").splitlines(keepends=True)
     documented = ast.get_docstring(function) is not None
     assert function.end_lineno is not None
     nodes = list(ast.walk(function))
@@ -82,7 +87,7 @@ def stamped_source(source: str, entry: str, waits: bool) -> str:
     inserted = [
         (function.decorator_list[0].lineno - 1, _HELPER),
         (function.args.args[0].lineno - 1, f"    {_PARAM},\n"),
-        (function.body[documented].lineno - 1, _call(START)),
+        (function.body[documented].lineno - 1, _call(START) + ("" if waits else _call(WAITED))),
         *((n.lineno, _call(WAITED, n.col_offset)) for n in waiting),
         *((n.lineno - 1, _call(END, n.col_offset)) for n in nodes if isinstance(n, ast.Return)),
     ]
@@ -91,8 +96,13 @@ def stamped_source(source: str, entry: str, waits: bool) -> str:
     inserted.sort(key=lambda each: each[0])
     for at, text in reversed(inserted):
         lines.insert(at, text)
-    return "".join(lines)
+    made = "".join(lines)
+    try:
+        ast.parse(made)
+    except SyntaxError as error:
+        raise VerificationError(f"kernel {entry} has several statements, or parameters, on a line: {error}") from error
+    return made
 
 
 def _call(column: int, indent: int = 4) -> str:
-    return f"{' ' * indent}stamp({_PARAM}, {column})\n"
+    return f"{' ' * indent}stamp_program({_PARAM}, {column})\n"

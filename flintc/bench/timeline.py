@@ -104,7 +104,8 @@ def _one_step(bench: ForwardBench, repeat: int) -> list[Hop]:
     bench.set_rows(repeat)
     graph.replay()
     torch.cuda.synchronize()
-    return hops_of(_stamps(bench), {x.name: x.kernel for x in bench.plan.launches})
+    kernels = {x.name: bench.plan.kernel_for(x, bench.batch).name for x in bench.plan.launches}
+    return hops_of(_stamps(bench), kernels)
 
 
 def _stamps(bench: ForwardBench) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from flintc.bench.built import gpu_here
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.divergence import kl
 from flintc.bench.forward import ForwardBench
-from flintc.bundle import Bundle, check_same_model, load_bundle
-from flintc.errors import BundleError, UsageError
+from flintc.bundle import Bundle, first_difference, load_bundle
+from flintc.errors import UsageError
 
 #: Steps, of other tokens each, whose logits are compared.
 COMPARED = 4
@@ -65,12 +65,23 @@ def open_sides(folders: Sequence[Path]) -> list[Bundle]:
         raise UsageError("one bundle has nothing to be timed against", remedy="name two or more")
     first, *others = map(load_bundle, folders)
     for other in others:
-        try:
-            check_same_model(other, first.plan.graph, first.manifest.weights)
-        except BundleError as error:
-            message = f"the bundles {first.path} and {other.path} are of two models, or of two sizes or formats of one"
-            raise UsageError(message) from error
+        difference = first_difference(first.plan.graph, other.plan.graph) or _other_memory(first, other)
+        if difference is not None:
+            name, one, two = difference
+            message = f"the bundles {first.path} and {other.path} are of two models"
+            remedy = "name bundles of one spec, of the same sizes and weight format"
+            raise UsageError(f"{message}: {name} is {one} in the first, {two} in the other", remedy=remedy)
     return [first, *others]
+
+
+def _other_memory(one: Bundle, two: Bundle) -> tuple[str, str, str] | None:
+    """The first value given to both whose memory differs: pages are a bundle's to choose, and caches are shared."""
+    a, b = (
+        {v.name: str(v.type) for v in x.plan.graph.values.values() if v.name not in x.plan.graph.producers}
+        for x in (one, two)
+    )
+    differing = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+    return next(((name, a.get(name, "absent"), b.get(name, "absent")) for name in differing), None)
 
 
 def measure_turns(
@@ -81,7 +92,11 @@ def measure_turns(
     context, batch: tokens of a sequence, and sequences. repeats: graph replays of a turn. kernels: beginnings of the
     names of kernels to be timed alone. Raises what :func:`open_sides` does, and BackendError without a GPU.
     """
-    bundles, target = open_sides(folders), gpu_here()
+    bundles = open_sides(folders)
+    names = {launch.kernel for bundle in bundles for launch in bundle.plan.launches}
+    if unknown := [prefix for prefix in kernels if not any(name.startswith(prefix) for name in names)]:
+        raise UsageError(f"no kernel is called {unknown[0]}", remedy=f"kernels: {', '.join(sorted(names))}")
+    target = gpu_here()
     benches = [ForwardBench(bundles[0].plan, bundles[0].for_target(target), context, batch)]
     for bundle in bundles[1:]:
         benches.append(ForwardBench(bundle.plan, bundle.for_target(target), context, batch, given=benches[0].tensors))

@@ -2,7 +2,7 @@
 
 from flintc.bundle.bundle import Bundle, Origin, build_bundle, load_bundle, write_bundle
 from flintc.bundle.manifest import FileRecord, KernelRecord, Manifest
-from flintc.bundle.matching import check_same_model
+from flintc.bundle.matching import check_same_model, first_difference
 
 __all__ = [
     "Bundle",
@@ -12,6 +12,7 @@ __all__ = [
     "Origin",
     "build_bundle",
     "check_same_model",
+    "first_difference",
     "load_bundle",
     "write_bundle",
 ]

@@ -87,10 +87,12 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
     BundleError if something else lies there, or it cannot be written.
     """
-    path = path.resolve()
-    if not _may_replace(path):
-        raise BundleError(f"{path} exists and is not a bundle", remedy="choose another folder, or empty it yourself")
     try:
+        path = path.resolve()
+        if not _may_replace(path):
+            raise BundleError(
+                f"{path} exists and is not a bundle", remedy="choose another folder, or empty it yourself"
+            )
         with unfinished(path.parent) as staging:
             (staging / KERNELS).mkdir()
             for name, data in files.items():

@@ -21,12 +21,19 @@ def check_same_model(bundle: Bundle, graph: Graph, weights: str) -> None:
         raise BundleError(
             f"{where}: its weights are {bundle.manifest.weights}, the checkpoint's {weights}", remedy=remedy
         )
-    ours, theirs = bundle.plan.graph, graph
+    difference = first_difference(bundle.plan.graph, graph)
+    if difference is not None:
+        name, there, here = difference
+        raise BundleError(f"{where}: {name} is {there} there, {here} here", remedy=remedy)
+
+
+def first_difference(ours: Graph, theirs: Graph) -> tuple[str, str, str] | None:
+    """The first weight or op that is not the same in two graphs, and what it is in each; None for one model."""
     for kind, a, b in (("weight", _weights_of(ours), _weights_of(theirs)), ("op", _ops_of(ours), _ops_of(theirs))):
         for name in sorted(a.keys() | b.keys()):
             if a.get(name) != b.get(name):
-                held = [str(x.get(name, "absent")) for x in (a, b)]
-                raise BundleError(f"{where}: {kind} {name} is {held[0]} there, {held[1]} here", remedy=remedy)
+                return f"{kind} {name}", a.get(name, "absent"), b.get(name, "absent")
+    return None
 
 
 def _weights_of(graph: Graph) -> dict[str, str]:

@@ -22,13 +22,12 @@ _np_dtypes: dict[str, np.dtype[Any]] = {}
 @contextmanager
 def remembered_types() -> Iterator[None]:
     """Within the block, types that have been made before are not made again: a third of the interpreter's time."""
-    tl.block_type.__init__, tl.tensor.__init__ = _block_type, _tensor
-    interpreter._get_np_dtype = _numpy_type
+    found = tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype
+    tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype = _block_type, _tensor, _numpy_type
     try:
         yield
     finally:
-        tl.block_type.__init__, tl.tensor.__init__ = _make_block, _make_tensor
-        interpreter._get_np_dtype = _np_dtype
+        tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype = found
 
 
 def _block_type(self: Any, element_ty: Any, shape: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from graphs import pipeline
 from flintc.bench.stamps import stamped, stamped_source, stamps_of
 from flintc.bench.timeline import Hop, Timeline, hops_of, measure_timeline
 from flintc.codegen.aot import compile_kernels
+from flintc.codegen.general import with_general
 from flintc.codegen.planner import plan
+from flintc.codegen.sampler import with_sampler
 from flintc.errors import BackendError, VerificationError
 from flintc.ir.plan import Kernel
 
@@ -44,23 +47,43 @@ def test_a_source_is_stamped_where_a_program_starts_has_waited_and_ends() -> Non
     assert (
         body
         == """\
-    stamp(stamps_ptr, 0)
+    stamp_program(stamps_ptr, 0)
     row = tl.program_id(0)
     wait_for_producers()
-    stamp(stamps_ptr, 1)
+    stamp_program(stamps_ptr, 1)
     if row >= B:
-        stamp(stamps_ptr, 2)
+        stamp_program(stamps_ptr, 2)
         return
     tl.store(x_ptr + row, 2 * tl.load(x_ptr + row))
-    stamp(stamps_ptr, 2)
+    stamp_program(stamps_ptr, 2)
 """
     )
 
 
+def marks(source: str, waits: bool) -> str:
+    """The columns that a stamped source notes, in the order of its lines."""
+    return "".join(re.findall(r"stamp_program\(stamps_ptr, (\d)\)", stamped_source(source, "twice", waits)))
+
+
 def test_a_return_right_below_the_wait_is_noted_after_it() -> None:
-    source = SOURCE.replace("    if row >= B:\n        return\n", "    return\n")
-    marks = [line.strip() for line in stamped_source(source, "twice", True).splitlines() if "stamp(stamps" in line]
-    assert marks[2:4] == ["stamp(stamps_ptr, 1)", "stamp(stamps_ptr, 2)"]
+    assert marks(SOURCE.replace("    if row >= B:\n        return\n", "    return\n"), waits=True) == "0122"
+
+
+def test_what_does_not_wait_has_waited_when_it_starts() -> None:
+    assert marks(SOURCE.replace("    wait_for_producers()\n", ""), waits=False) == "0122"
+
+
+@pytest.mark.parametrize(
+    "text", [SOURCE.replace(":\n        return", ": return"), SOURCE.replace("(\n    x_ptr,\n    B,\n)", "(x_ptr, B)")]
+)
+def test_several_things_on_a_line_are_refused(text: str) -> None:
+    assert text != SOURCE
+    with pytest.raises(VerificationError, match="twice has several statements, or parameters, on a line"):
+        stamped_source(text, "twice", True)
+
+
+def test_a_text_may_end_without_a_newline() -> None:
+    assert stamped_source(SOURCE.rstrip("\n"), "twice", True) == stamped_source(SOURCE, "twice", True)
 
 
 def test_a_wait_elsewhere_is_refused() -> None:
@@ -71,13 +94,14 @@ def test_a_wait_elsewhere_is_refused() -> None:
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
 def test_every_kernel_of_flint_can_be_stamped(weights: str) -> None:
     made = plan(pipeline("flint", weights).graph)  # type: ignore[arg-type]
-    found = stamped(made)
+    found = stamped(with_general(with_sampler(made)))
     assert found.kernels.keys() == made.kernels.keys()
+    assert (found.sampler, found.general) == (None, None)
     for kernel in found.kernels.values():
         entry = entry_of(kernel)
         assert [a.arg for a in entry.args.args][: len(kernel.params)] == [p.name for p in kernel.params]
         returns = sum(isinstance(n, ast.Return) for n in ast.walk(entry))
-        ends = ast.unparse(entry).count("stamp(stamps_ptr, 2)")
+        ends = ast.unparse(entry).count("stamp_program(stamps_ptr, 2)")
         assert ends == returns + (not isinstance(entry.body[-1], ast.Return)) >= 1
     for launch in found.launches:
         assert launch.args[0].ref == stamps_of(launch.name) in found.scratch

@@ -11,7 +11,7 @@ from flintc import api
 from flintc.bench.turns import Side, Turns, measure_turns, open_sides
 from flintc.bundle import write_bundle
 from flintc.errors import BackendError, UsageError
-from flintc.spec import load_spec
+from flintc.spec import bind_defaults, load_spec
 
 
 @pytest.fixture
@@ -29,14 +29,24 @@ def test_bundles_of_one_model_are_opened_whatever_their_passes(folder: Path) -> 
 def test_bundles_of_other_sizes_or_weights_are_refused(folder: Path) -> None:
     write_bundle(bundle_of(api._resized(load_spec("tiny-flint"), {"layers": 3})), folder / "small")
     write_bundle(bundle_of(weights="nvfp4"), folder / "packed")
-    for other in ("small", "packed"):
-        with pytest.raises(UsageError, match=f"first and .*{other} are of two models"):
+    spec = load_spec("tiny-flint")
+    numerics = spec.numerics.model_copy(update={"kv_page": 16})
+    write_bundle(bundle_of(bind_defaults(spec.model_copy(update={"numerics": numerics}))), folder / "paged")
+    for other, what in (("small", "weight L3"), ("packed", "weight L0"), ("paged", "L0.cache")):
+        with pytest.raises(
+            UsageError, match=f"first and .*{other} are of two models: {what}.* in the first, .* in the"
+        ):
             open_sides([folder / "first", folder / other])
 
 
 def test_one_bundle_is_too_few(folder: Path) -> None:
     with pytest.raises(UsageError, match="nothing to be timed against"):
         open_sides([folder / "first"])
+
+
+def test_a_kernel_that_neither_has_is_told_before_anything_is_timed(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"no kernel is called tpok \(kernels: .*topk"):
+        measure_turns([folder / "first"] * 2, 100, 1, 10, 1, ["topk", "tpok"])
 
 
 def test_it_needs_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 from gemv_graphs import linear
+from triton.runtime import interpreter
 
 from flintc.codegen.remembered import remembered_types
 
@@ -41,10 +42,14 @@ def test_pointers_of_several_kinds_are_not_taken_for_each_other() -> None:
 
 
 def test_triton_has_its_own_back_after_an_error() -> None:
-    own = tl.block_type.__init__, tl.tensor.__init__
+    def patched() -> tuple[object, ...]:
+        return tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype
+
+    own = patched()
     with pytest.raises(ZeroDivisionError), remembered_types():
+        assert all(a is not b for a, b in zip(patched(), own, strict=True))
         raise ZeroDivisionError
-    assert (tl.block_type.__init__, tl.tensor.__init__) == own
+    assert patched() == own
 
 
 def test_a_kernel_makes_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

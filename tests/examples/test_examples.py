@@ -9,7 +9,6 @@ import pytest
 
 import flintc
 from flintc.bundle import load_bundle
-from flintc.errors import VerificationError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -51,5 +50,10 @@ def test_a_kernel_changed_by_hand(
     made = load_bundle(tmp_path / "changed").plan.kernels
     assert {n for n in made if made[n] != generated.plan.kernels[n]} == {name}
     assert (made[name].source, made[name].max_registers) == (source + "\n# by hand\n", 64)
-    with pytest.raises(VerificationError, match=name):
+    with pytest.raises(SystemExit):
         change(source.replace("    wait_for_producers()\n", "", 1))
+    assert f"kernel {name}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        name = "none"
+        change(source)
+    assert "no kernel of a step is called none: " in capsys.readouterr().err

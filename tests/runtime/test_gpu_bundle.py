@@ -57,12 +57,12 @@ def test_a_damaged_bundle_in_the_cache_is_made_again(gpu, own_cache):
 
 def test_a_cache_that_cannot_be_written_loses_no_work(gpu, own_cache):
     (own_cache / "bundles").write_text("in the way of the folder")
-    with pytest.warns(FlintcWarning, match="used, but not kept: cannot write the bundle"):
+    with pytest.warns(FlintcWarning, match="used, but not kept: cannot write the bundle .*: File exists"):
         made = api._gpu_bundle(None, tiny(), "bf16", None)
     assert made.for_target("sm_90")
 
 
-def test_what_a_bundle_depends_on_is_in_its_key():
+def test_what_a_bundle_depends_on_is_in_its_key(monkeypatch):
     own = Recipe(tiny(), "bf16", ("sm_90",), (1,))
     others = [
         replace(own, model=api._resized(load_spec("tiny-flint"), {"layers": 3})),
@@ -74,11 +74,26 @@ def test_what_a_bundle_depends_on_is_in_its_key():
     ]
     keys = [recipe.key for recipe in (own, *others)]
     with trying(Schedule(warps=2)):
-        keys.append(own.key)
+        keys.append(replace(own).key)
+    with monkeypatch.context() as patch:
+        patch.setattr("flintc.building.package_digest", lambda: "another text")
+        keys.append(replace(own).key)
+    with monkeypatch.context() as patch:
+        patch.setattr("flintc.building.version", lambda package: "3.0")
+        keys.append(replace(own).key)
     assert len(set(keys)) == len(keys)
     assert replace(own, model=tiny()).key == own.key
     several = replace(own, targets=("sm_100", "sm_90"), disabled=("b", "a"))
     assert several.key == replace(several, targets=("sm_90", "sm_100"), disabled=("a", "b")).key
+
+
+def test_what_is_edited_while_a_bundle_is_made_does_not_name_it(own_cache, monkeypatch):
+    text = ["old"]
+    monkeypatch.setattr("flintc.building.package_digest", lambda: text[0])
+    monkeypatch.setattr("flintc.safety.check_plan", lambda plan: text.append(text.pop() + " edited"))
+    made = Recipe(tiny(), "bf16", ("sm_90",), (1,)).bundle()
+    text[:] = ["old"]
+    assert Recipe(tiny(), "bf16", ("sm_90",), (1,)).folder == made.path
 
 
 def test_a_gpu_outside_the_bundles_targets(gpu, own_cache, monkeypatch):
