@@ -229,5 +229,5 @@ def test_written_folder_follows_the_umask(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_no_system_takes_is_told_as_any_other(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="cannot write the bundle .*: File name too long"):
+    with pytest.raises(BundleError, match=r"cannot write the bundle .*: File name too long"):
         write_bundle(make_bundle(), tmp_path / ("x" * 300))
