@@ -16,9 +16,9 @@ from flintc.garbage import uncollected
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flintc.building import Progress
     from flintc.bundle import Bundle
     from flintc.checkpoint import Checkpoint
+    from flintc.codegen.aot import Progress
     from flintc.ir.build import Weights
     from flintc.ir.graph import Graph
     from flintc.passes import PipelineRun

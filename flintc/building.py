@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +20,8 @@ from flintc.ir.lower import lower_attention
 from flintc.spec import BoundModel
 
 if TYPE_CHECKING:
+    from flintc.codegen.aot import Progress
     from flintc.passes import PipelineRun
-
-#: Called with (done, in all, name of what is being done).
-Progress = Callable[[int, int, str], None]
 
 
 def unfused(model: BoundModel, weights: Weights) -> Graph:
@@ -57,7 +54,7 @@ class Recipe:
     batches: tuple[int, ...]
     disabled: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def key(self) -> str:
         """Name of the bundle in the cache: a hash of all that it depends on."""
         from flintc.codegen.schedule import tried
@@ -69,7 +66,7 @@ class Recipe:
         made_by = [package_digest(), *map(version, ("flintc", "triton", "jinja2"))]
         return hashlib.sha256(json.dumps([bound, asked, made_by], sort_keys=True).encode()).hexdigest()[:32]
 
-    @cached_property
+    @property
     def folder(self) -> Path:
         """Where the cache keeps the bundle."""
         return cache_root() / "bundles" / self.key

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flintc import api
+from flintc.bench.forward import ForwardBench
 from flintc.bundle import Bundle, check_same_model, load_bundle
 from flintc.errors import BackendError, BundleError, UsageError
 from flintc.runtime.cuda.driver import load_driver
-from flintc.spec import BoundModel
+from flintc.spec import BoundModel, bind_defaults, load_spec
 
 #: Base of the rotation where the model has none: its tables are made, and read by nobody.
 _THETA = 10000.0
@@ -44,6 +45,16 @@ def bundle_for(
         message = f"the bundle {bundle} does not run {name} at the sizes asked for: it was compiled from {own}"
         raise UsageError(message) from error
     return built
+
+
+def step_of(spec: str, weights: str, bundle: Path | None, context: int, batch: int = 1) -> tuple[Bundle, ForwardBench]:
+    """The bundle of ``spec`` for this GPU, and its step of ``batch`` sequences of ``context`` tokens.
+
+    bundle: as of :func:`bundle_for`. BackendError without a GPU.
+    """
+    model, target = bind_defaults(load_spec(spec)), gpu_here()
+    built = bundle_for(model, weights, bundle, target)
+    return built, ForwardBench(built.plan, built.for_target(target), context, batch, rope_base(model))
 
 
 def rope_base(model: BoundModel) -> float:

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from flintc.bench.built import bundle_for, gpu_here, rope_base
+from flintc.bench.built import step_of
 from flintc.bench.ceiling import read_ceiling, read_launches
-from flintc.bench.forward import ForwardBench
 from flintc.errors import UsageError
 from flintc.ir.cost import decode_env, launch_cost
 from flintc.ir.graph import Graph, Launch
-from flintc.spec import bind_defaults, load_spec
 
 #: Shares of the context that the long attention is timed at.
 SHARES = (0.0, 0.005, 0.04, 0.125, 0.25, 0.5, 0.75, 1.0)
@@ -61,12 +59,9 @@ def measure_limits(spec: str, weights: str, bundle: Path | None, context: int) -
 
     BackendError without a GPU; UsageError where no layer sees everything, or none has experts.
     """
-    model = bind_defaults(load_spec(spec))
-    target = gpu_here()
-    built = bundle_for(model, weights, bundle, target)
+    built, bench = step_of(spec, weights, bundle, context)
     graph = built.plan.graph
     long, layers = long_attention(graph), layers_with_experts(graph)
-    bench = ForwardBench(built.plan, built.for_target(target), context, theta=rope_base(model))
     kernel = next(p.kernel for p in built.plan.launches if p.name == long.name)
     attention = {n: bench.time_chain(kernel, tokens=n) for n in lengths(context)}
     few = layers[:REPEATED]

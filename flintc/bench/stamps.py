@@ -19,16 +19,16 @@ COLUMNS = 4
 
 _PARAM = "stamps_ptr"
 
-_HELPER = '''\
+_HELPER = f'''\
 @triton.jit
 def stamp_program(stamps_ptr, column: tl.constexpr):
     """Note the time, or the multiprocessor, of this program."""
-    if column == 2:
+    if column == {END}:
         tl.debug_barrier()
     program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
-    tl.store(stamps_ptr + 4 * program + column, tl.extra.cuda.globaltimer().to(tl.int32))
-    if column == 0:
-        tl.store(stamps_ptr + 4 * program + 3, tl.extra.cuda.smid())
+    tl.store(stamps_ptr + {COLUMNS} * program + column, tl.extra.cuda.globaltimer().to(tl.int32))
+    if column == {START}:
+        tl.store(stamps_ptr + {COLUMNS} * program + {PLACE}, tl.extra.cuda.smid())
 
 
 '''

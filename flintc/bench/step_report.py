@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from flintc.bench.built import bundle_for, gpu_here, rope_base
+from flintc.bench.built import step_of
 from flintc.bench.ceiling import read_ceiling
 from flintc.bench.forward import Event, ForwardBench
 from flintc.codegen.cache import write_atomically
 from flintc.ir.cost import decode_env, graph_cost, launch_cost
 from flintc.ir.types import resolve
 from flintc.runtime.cuda.step import Part
-from flintc.spec import bind_defaults, load_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,7 @@ def measure_step(
 
     repeats: graph replays. trace: a file for a Chrome trace of one step.
     """
-    model = bind_defaults(load_spec(spec))
-    target = gpu_here()
-    built = bundle_for(model, weights, bundle, target)
-    bench = ForwardBench(built.plan, built.for_target(target), context, batch, rope_base(model))
+    built, bench = step_of(spec, weights, bundle, context, batch)
     ceiling = read_ceiling()
     graph, env = built.plan.graph, decode_env(built.plan.graph, context, batch)
     body, whole = (graph_cost(graph, env, launches).bytes for launches in (graph.body, graph.launches))

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flintc.bench.built import bundle_for, gpu_here, rope_base
+from flintc.bench.built import gpu_here, step_of
 from flintc.bench.forward import ForwardBench
 from flintc.bench.stamps import COLUMNS, END, PLACE, START, WAITED, stamped, stamps_of
 from flintc.codegen.aot import compile_kernels
 from flintc.codegen.cache import write_atomically
 from flintc.ir.types import resolve
-from flintc.spec import bind_defaults, load_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +82,9 @@ def measure_timeline(
 
     bundle: as for ``flintc bench forward``. trace: a file for a Chrome trace of the last step.
     """
-    model, target = bind_defaults(load_spec(spec)), gpu_here()
-    built = bundle_for(model, weights, bundle, target)
-    plain = ForwardBench(built.plan, built.for_target(target), context, batch, rope_base(model))
+    built, plain = step_of(spec, weights, bundle, context, batch)
     plan = stamped(built.plan)
-    compiled = {name: made for (name, _), made in compile_kernels(plan.kernels.values(), [target]).items()}
+    compiled = {name: made for (name, _), made in compile_kernels(plan.kernels.values(), [gpu_here()]).items()}
     bench = ForwardBench(plan, compiled, context, batch, plain.theta, given=plain.tensors)
     steps = [_one_step(bench, repeat) for repeat in range(repeats)]
     if trace is not None:

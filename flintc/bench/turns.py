@@ -65,23 +65,13 @@ def open_sides(folders: Sequence[Path]) -> list[Bundle]:
         raise UsageError("one bundle has nothing to be timed against", remedy="name two or more")
     first, *others = map(load_bundle, folders)
     for other in others:
-        difference = first_difference(first.plan.graph, other.plan.graph) or _other_memory(first, other)
+        difference = first_difference(first.plan.graph, other.plan.graph, memory=True)
         if difference is not None:
             name, one, two = difference
             message = f"the bundles {first.path} and {other.path} are of two models"
             remedy = "name bundles of one spec, of the same sizes and weight format"
             raise UsageError(f"{message}: {name} is {one} in the first, {two} in the other", remedy=remedy)
     return [first, *others]
-
-
-def _other_memory(one: Bundle, two: Bundle) -> tuple[str, str, str] | None:
-    """The first value given to both whose memory differs: pages are a bundle's to choose, and caches are shared."""
-    a, b = (
-        {v.name: str(v.type) for v in x.plan.graph.values.values() if v.name not in x.plan.graph.producers}
-        for x in (one, two)
-    )
-    differing = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
-    return next(((name, a.get(name, "absent"), b.get(name, "absent")) for name in differing), None)
 
 
 def measure_turns(

@@ -27,17 +27,26 @@ def check_same_model(bundle: Bundle, graph: Graph, weights: str) -> None:
         raise BundleError(f"{where}: {name} is {there} there, {here} here", remedy=remedy)
 
 
-def first_difference(ours: Graph, theirs: Graph) -> tuple[str, str, str] | None:
-    """The first weight or op that is not the same in two graphs, and what it is in each; None for one model."""
-    for kind, a, b in (("weight", _weights_of(ours), _weights_of(theirs)), ("op", _ops_of(ours), _ops_of(theirs))):
+def first_difference(ours: Graph, theirs: Graph, *, memory: bool = False) -> tuple[str, str, str] | None:
+    """The first weight or op that is not the same in two graphs, and what it is in each; None for one model.
+
+    memory: or the first value given to both, so that caches and tables of one serve the other.
+    """
+    of = (("weight ", _weights_of), ("op ", _ops_of), *((("", _given_to),) if memory else ()))
+    for kind, described in of:
+        a, b = described(ours), described(theirs)
         for name in sorted(a.keys() | b.keys()):
             if a.get(name) != b.get(name):
-                return f"{kind} {name}", a.get(name, "absent"), b.get(name, "absent")
+                return f"{kind}{name}", a.get(name, "absent"), b.get(name, "absent")
     return None
 
 
 def _weights_of(graph: Graph) -> dict[str, str]:
     return {v.name: str(v.type) for v in graph.values.values() if v.kind == "weight"}
+
+
+def _given_to(graph: Graph) -> dict[str, str]:
+    return {v.name: str(v.type) for v in graph.values.values() if v.name not in graph.producers}
 
 
 def _ops_of(graph: Graph) -> dict[str, str]:

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flintc.cli.common import BundleFolder, Debug, Json, SpecArgument, Weights, check_folder, emit, progress, stdout
+from flintc.cli.common import (
+    Batch,
+    BundleFolder,
+    Context,
+    Debug,
+    Json,
+    SpecArgument,
+    Trace,
+    Weights,
+    check_folder,
+    emit,
+    progress,
+    stdout,
+)
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,12 +51,10 @@ def forward_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
     bundle: BundleFolder = None,
-    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 100_000,
-    batch: Annotated[int, typer.Option(min=1, max=8, help="Sequences decoded together.")] = 1,
+    context: Context = 100_000,
+    batch: Batch = 1,
     repeats: Annotated[int, typer.Option(min=10, help="Graph replays.")] = 50,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Also write a Chrome trace of one step.")
-    ] = None,
+    trace: Trace = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -132,7 +143,7 @@ def generate_command(
     weights: Weights = "bf16",
     bundle: BundleFolder = None,
     batches: Annotated[str, typer.Option(help="Requests under way, by commas.")] = "1,2,4,8,9,12,16,32,64",
-    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 4096,
+    context: Context = 4096,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 50,
     wide_from: Annotated[
         int | None, typer.Option(min=1, help="Requests from which on steps are wide (default: the runtime's).")
@@ -259,8 +270,8 @@ def _show_limits(found: Limits) -> None:
 
 def bundles_command(
     bundles: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Bundles of one model, two or more.")],
-    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 100_000,
-    batch: Annotated[int, typer.Option(min=1, max=8, help="Sequences decoded together.")] = 1,
+    context: Context = 100_000,
+    batch: Batch = 1,
     repeats: Annotated[int, typer.Option(min=10, help="Graph replays of a turn.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each bundle.")] = 3,
     kernel: Annotated[
@@ -302,12 +313,10 @@ def timeline_command(
     spec: SpecArgument,
     weights: Weights = "bf16",
     bundle: BundleFolder = None,
-    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 100_000,
-    batch: Annotated[int, typer.Option(min=1, max=8, help="Sequences decoded together.")] = 1,
+    context: Context = 100_000,
+    batch: Batch = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Steps that are stamped.")] = 9,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Also write a Chrome trace of one step.")
-    ] = None,
+    trace: Trace = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

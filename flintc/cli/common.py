@@ -55,6 +55,9 @@ Disabled = Annotated[
 BundleFolder = Annotated[
     Path | None, typer.Option("--bundle", help="Bundle folder (default: compiled on first use, cached).")
 ]
+Context = Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")]
+Batch = Annotated[int, typer.Option(min=1, max=8, help="Sequences decoded together.")]
+Trace = Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write a Chrome trace of one step.")]
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped one (flint, tiny-flint).")
 ]

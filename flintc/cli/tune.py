@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flintc.cli.common import Debug, For, Json, SpecArgument, WeightsOrOwn, check_folder, emit, progress, say, stdout
+from flintc.cli.common import (
+    Context,
+    Debug,
+    For,
+    Json,
+    SpecArgument,
+    WeightsOrOwn,
+    check_folder,
+    emit,
+    progress,
+    say,
+    stdout,
+)
 from flintc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +37,7 @@ def tune_command(
     spec: SpecArgument,
     weights: WeightsOrOwn = None,
     checkpoint: For = None,
-    context: Annotated[int, typer.Option(min=1, help="Tokens that each sequence holds.")] = 4096,
+    context: Context = 4096,
     prepare: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Only compile the candidates into DIR, on a machine without a GPU."),

@@ -13,5 +13,10 @@ class Said(NamedTuple):
     out: str
     err: str
 
+    @property
+    def rows(self) -> list[str]:
+        """Lines of standard output, those of tables without their rules: cells with a space between."""
+        return [" ".join(line.replace("\u2502", " ").split()) for line in self.out.splitlines()]
+
 
 Flintc = Callable[..., Said]

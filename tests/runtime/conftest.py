@@ -60,3 +60,13 @@ def make_model(tiny, demo_backend) -> Callable[..., Model]:
         return Model(executor, bound.dims["vocab"], text, defaults)
 
     return make
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of its own that shares the compiled kernels."""
+    from flintc.codegen import cache
+
+    (tmp_path / "kernels").symlink_to(cache.cache_root() / "kernels")
+    monkeypatch.setenv("FLINTC_CACHE", str(tmp_path))
+    return tmp_path

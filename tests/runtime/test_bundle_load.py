@@ -61,24 +61,16 @@ def test_disabled_passes_and_batches_are_recorded(tmp_path):
     assert not any(kernel.waits for kernel in made.plan.kernels.values())
 
 
-def test_without_a_folder_the_bundle_goes_to_the_cache(tmp_path, monkeypatch, bundle):
-    from flintc.codegen import cache
-
-    (tmp_path / "kernels").symlink_to(cache.cache_root() / "kernels")  # the kernels are compiled already
-    monkeypatch.setenv("FLINTC_CACHE", str(tmp_path))
+def test_without_a_folder_the_bundle_goes_to_the_cache(tmp_path, own_cache, bundle):
     made = flintc.compile("tiny-flint")
-    assert made.path.parent == tmp_path / "bundles"
+    assert made.path.parent == own_cache / "bundles"
     assert load_bundle(made.path).manifest == bundle.manifest
     again = flintc.compile("tiny-flint", out=tmp_path / "own", progress=lambda *_: pytest.fail("compiled again"))
     assert (again.path, again.files()) == (tmp_path / "own", made.files())
 
 
-def test_without_a_folder_and_with_no_cache_to_write_there_is_nothing_to_return(tmp_path, monkeypatch):
-    from flintc.codegen import cache
-
-    (tmp_path / "kernels").symlink_to(cache.cache_root() / "kernels")
-    (tmp_path / "bundles").write_text("in the way of the folder")
-    monkeypatch.setenv("FLINTC_CACHE", str(tmp_path))
+def test_without_a_folder_and_with_no_cache_to_write_there_is_nothing_to_return(tmp_path, own_cache):
+    (own_cache / "bundles").write_text("in the way of the folder")
     with pytest.warns(FlintcWarning, match="used, but not kept"):
         assert flintc.compile("tiny-flint", out=tmp_path / "own").path == tmp_path / "own"
     with pytest.raises(BundleError, match="cannot write the bundle"):

@@ -23,16 +23,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr("flintc.api.gpu_target", lambda: "sm_90")
 
 
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    """A cache of its own that shares the compiled kernels."""
-    from flintc.codegen import cache
-
-    (tmp_path / "kernels").symlink_to(cache.cache_root() / "kernels")
-    monkeypatch.setenv("FLINTC_CACHE", str(tmp_path))
-    return tmp_path
-
-
 def tiny():
     return bind_defaults(load_spec("tiny-flint"))
 
