@@ -18,17 +18,27 @@ START, WAITED, END, PLACE = range(4)
 COLUMNS = 4
 
 _PARAM = "stamps_ptr"
+_STARTED = "    started = time_of_program()\n"
+_WAITED = "    waited = time_of_program()\n"
+_END = f"    stamp_program({_PARAM}, started, waited)\n"
 
 _HELPER = f'''\
 @triton.jit
-def stamp_program(stamps_ptr, column: tl.constexpr):
-    """Note the time, or the multiprocessor, of this program."""
-    if column == {END}:
-        tl.debug_barrier()
+def time_of_program():
+    """The low word of the nanoseconds."""
+    return tl.extra.cuda.globaltimer().to(tl.int32)
+
+
+@triton.jit
+def stamp_program(stamps_ptr, started, waited):
+    """Note the times of this program, and its multiprocessor. Only here, since a store is in the way of loads."""
+    tl.debug_barrier()
     program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
-    tl.store(stamps_ptr + {COLUMNS} * program + column, tl.extra.cuda.globaltimer().to(tl.int32))
-    if column == {START}:
-        tl.store(stamps_ptr + {COLUMNS} * program + {PLACE}, tl.extra.cuda.smid())
+    first = stamps_ptr + {COLUMNS} * program
+    tl.store(first + {END}, time_of_program())
+    tl.store(first + {START}, started)
+    tl.store(first + {WAITED}, waited)
+    tl.store(first + {PLACE}, tl.extra.cuda.smid())
 
 
 '''
@@ -87,12 +97,12 @@ def stamped_source(source: str, entry: str, waits: bool) -> str:
     inserted = [
         (function.decorator_list[0].lineno - 1, _HELPER),
         (function.args.args[0].lineno - 1, f"    {_PARAM},\n"),
-        (function.body[documented].lineno - 1, _call(START) + ("" if waits else _call(WAITED))),
-        *((n.lineno, _call(WAITED, n.col_offset)) for n in waiting),
-        *((n.lineno - 1, _call(END, n.col_offset)) for n in nodes if isinstance(n, ast.Return)),
+        (function.body[documented].lineno - 1, _STARTED + ("" if waits else _WAITED)),
+        *((n.lineno, _indented(_WAITED, n.col_offset)) for n in waiting),
+        *((n.lineno - 1, _indented(_END, n.col_offset)) for n in nodes if isinstance(n, ast.Return)),
     ]
     if not isinstance(function.body[-1], ast.Return):
-        inserted.append((function.end_lineno, _call(END)))
+        inserted.append((function.end_lineno, _END))
     inserted.sort(key=lambda each: each[0])
     for at, text in reversed(inserted):
         lines.insert(at, text)
@@ -104,5 +114,5 @@ def stamped_source(source: str, entry: str, waits: bool) -> str:
     return made
 
 
-def _call(column: int, indent: int = 4) -> str:
-    return f"{' ' * indent}stamp_program({_PARAM}, {column})\n"
+def _indented(line: str, column: int) -> str:
+    return " " * column + line.lstrip()

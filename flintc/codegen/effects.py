@@ -25,6 +25,9 @@ _WAIT, _TRIGGER = "tl.extra.cuda.gdc_wait", "tl.extra.cuda.gdc_launch_dependents
 #: The one helper that may use atomics: the last of a group of programs to call it, and no other, is told so.
 _ARRIVE = "arrive_last"
 
+#: The helper that tells the first position that a step writes of a sequence, and the one whose load stays before it.
+_FIRST, _EARLIER = "first_of_step", "load_earlier"
+
 #: Functions of Triton that hand a pointer on without following it.
 _HAND_ON = frozenset(
     {"tl.where", "tl.broadcast_to", "tl.expand_dims", "tl.reshape", "tl.permute", "tl.multiple_of", "tl.max_contiguous"}
@@ -255,7 +258,7 @@ class _Run:
                 return tuple(self._value(e, frame) for e in elements)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 fact = joined((self._value(operand, frame),))
-                return replace(fact, flag=None if fact.flag is None else not fact.flag, last=None)
+                return replace(fact, flag=None if fact.flag is None else not fact.flag, last=None, first=False)
             case ast.BoolOp(op=ast.And()) | ast.BinOp(op=ast.BitAnd()):
                 operands = node.values if isinstance(node, ast.BoolOp) else [node.left, node.right]
                 return either([self._value(o, frame) for o in operands])
@@ -268,7 +271,7 @@ class _Run:
                 | ast.Attribute() | ast.IfExp()
             ):  # fmt: skip
                 inner = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
-                return replace(joined([self._value(c, frame) for c in inner]), flag=None, last=None)
+                return replace(joined([self._value(c, frame) for c in inner]), flag=None, last=None, first=False)
             case _:
                 self._fail(node, f"an expression {type(node).__name__} is not understood")
 
@@ -284,8 +287,9 @@ class _Run:
         if name == "tl.load":
             pointer = joined((args[0],))
             mask = joined((named.get("mask", args[1] if len(args) > 1 else NOTHING),))
+            others = joined((named.get("other", NOTHING),))
             self._access(node, "read", pointer, mask)
-            return Fact(data=pointer.pointers | pointer.data | mask.data)
+            return Fact(data=pointer.pointers | pointer.data | mask.data | others.data)
         if name == "tl.store":
             mask = joined((named.get("mask", args[2] if len(args) > 2 else NOTHING),))
             zero = isinstance(node.args[1], ast.Constant) and node.args[1].value == 0
@@ -313,7 +317,7 @@ class _Run:
             result = joined((base, result))
         elif result.pointers and name not in _HAND_ON:
             self._fail(node, f"cannot tell what {name} does with a pointer")
-        return replace(result, flag=None, last=None)
+        return replace(result, flag=None, last=None, first=False)
 
     def _enter_helper(
         self, node: ast.Call, function: ast.FunctionDef, args: list[Value], named: dict[str, Value]
@@ -324,6 +328,8 @@ class _Run:
         frame = _Frame(dict(zip(names, args, strict=False)) | named)
         if function.name == _ARRIVE:
             return self._arrive(node, function, joined((frame.env[names[0]],)).pointers, frame)
+        if function.name == _EARLIER and not joined((frame.env["first"],)).first:
+            self._fail(node, f"{_EARLIER} is given another bound than {_FIRST} returns")
         self._calls.append(function.name)
         returned = self._block(function.body, frame)
         self._calls.pop()
@@ -332,6 +338,8 @@ class _Run:
         result = frame.returned[0]
         for other in frame.returned[1:]:
             result = merged({"": result}, {"": other})[""]
+        if function.name == _FIRST:
+            return replace(joined((result,)), first=True)
         return result if returned else joined((result,))
 
     def _arrive(self, node: ast.Call, function: ast.FunctionDef, counter: frozenset[str], frame: _Frame) -> Fact:
@@ -358,8 +366,9 @@ class _Run:
     def _access(self, node: ast.expr, kind: EffectKind, pointer: Fact, mask: Fact) -> None:
         if not pointer.pointers:
             self._fail(node, "cannot tell which parameter this points into")
+        earlier = kind == "read" and self._calls[-1] == _EARLIER
         for param in sorted(pointer.pointers):
-            self._record(Effect(kind, param, self._last, tuple(sorted(self._guards | mask.data))))
+            self._record(Effect(kind, param, self._last, tuple(sorted(self._guards | mask.data)), earlier=earlier))
 
     def _record(self, effect: Effect) -> None:
         if not self._silent:

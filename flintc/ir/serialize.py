@@ -287,7 +287,7 @@ def _kernel_to_json(kernel: Kernel) -> Json:
 
 def _effect_to_json(effect: Effect) -> Json:
     more = _given(param=effect.param or None, last=list(effect.last), guards=list(effect.guards))
-    return {"kind": effect.kind, **more, **_given(sure=None if effect.sure else False)}
+    return {"kind": effect.kind, **more, **_given(sure=None if effect.sure else False, earlier=effect.earlier or None)}
 
 
 def _planned_to_json(launch: PlannedLaunch) -> Json:
@@ -304,7 +304,7 @@ _SAMPLER = frozenset({"launches", "memory", "most"})
 _KERNEL = frozenset(
     {"name", "source", "params", "constants", "num_warps", "num_stages", "waits", "max_registers", "paths"}
 )
-_EFFECT, _EFFECT_MORE = frozenset({"kind"}), frozenset({"param", "last", "guards", "sure"})
+_EFFECT, _EFFECT_MORE = frozenset({"kind"}), frozenset({"param", "last", "guards", "sure", "earlier"})
 _PARAM = frozenset({"name", "type", "aligned"})
 _PLANNED = frozenset({"name", "kernel", "grid", "args"})
 _ARG = frozenset({"kind", "ref"})
@@ -388,7 +388,11 @@ def _effect(at: Cursor, params: frozenset[str]) -> Effect:
     last, guards = (
         tuple(c.known(params, "parameter") for c in at[key]) if key in at.data else () for key in ("last", "guards")
     )
-    return Effect(kind, param, last, guards, at["sure"].flag() if "sure" in at.data else True)
+    sure = at["sure"].flag() if "sure" in at.data else True
+    earlier = "earlier" in at.data and at["earlier"].flag()
+    if earlier and kind != "read":
+        at.fail(f"a {kind} leaves nothing of a cache out")
+    return Effect(kind, param, last, guards, sure, earlier)
 
 
 def _param(at: Cursor) -> Param:

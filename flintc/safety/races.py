@@ -18,13 +18,15 @@ def races(plan: Plan, bound: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
 
     The caller counts as having touched all memory that is not constant: it wrote the inputs, and the steps before this
     one left their traces in buffers, caches and counters.
+
+    A read that leaves out what this step writes of a cache is in nobody's way but the caller's.
     """
     readers: dict[str, int] = {}
     writers: dict[str, int] = {}
     for index, (launch, complete) in enumerate(zip(bound, completions(b.kernel for b in bound), strict=True)):
         told: set[tuple[str, str]] = set()
         for access in launch.accesses:
-            before = _conflicting(plan, access, readers, writers)
+            before = _conflicting(plan, launch, access, readers, writers)
             running = before & ~(complete.at_start if access.above else complete.below_wait)
             if running and (access.place, access.effect.kind) not in told:
                 told.add((access.place, access.effect.kind))
@@ -34,13 +36,25 @@ def races(plan: Plan, bound: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
             touched[access.place] = touched.get(access.place, 0) | bit(index)
 
 
-def _conflicting(plan: Plan, access: Access, readers: dict[str, int], writers: dict[str, int]) -> int:
+def _conflicting(
+    plan: Plan, launch: BoundLaunch, access: Access, readers: dict[str, int], writers: dict[str, int]
+) -> int:
     """Launches before that must be complete when ``access`` comes."""
     value = plan.graph.values.get(access.value)
+    if access.effect.earlier and _leaves_out(plan, launch, access):
+        return CALLER
     if value is not None and value.kind in _CONSTANT and not access.writes:
         return writers.get(access.place, 0)
     touched = writers.get(access.place, 0) | CALLER
     return touched | readers.get(access.place, 0) if access.writes else touched
+
+
+def _leaves_out(plan: Plan, launch: BoundLaunch, access: Access) -> bool:
+    """Whether what ``access`` leaves out of a cache are the positions that this step's ops write there."""
+    writes = [op for op in plan.graph.ops.values() if op.kind == "kv_write"]
+    here = [op for op in writes if launch.places.get(op.outputs[0], op.outputs[0]) == access.place]
+    told = {launch.value(param) for param in access.effect.guards}
+    return bool(here) and all(told.issuperset(op.inputs[3:5]) for op in here)
 
 
 def _hazard(

@@ -11,7 +11,7 @@ from launches import Maker
 from torch import Tensor
 
 from flintc.codegen.families.attention import SEGMENT, STRIP
-from flintc.ir.graph import Graph
+from flintc.ir.graph import Dependent, Graph
 from flintc.ir.ops import splits
 
 
@@ -68,6 +68,15 @@ class Sizes:
             return m.graph(*partials)
         m.op("attention_merge", (*partials, *inputs, *sinks), ("y",), **self.cut)
         return m.graph("y", role="attention" if kind == "attention" else None)
+
+    def dependent(self, kind: str) -> Graph:
+        """The same, every launch a dependent one with everything ahead of its wait that may be."""
+        graph = self.graph(kind)
+        chained = [
+            replace(x, dependent=Dependent(tuple(v for v in ("cache", "sinks") if v in graph.reads(x))))
+            for x in graph.launches
+        ]
+        return graph.with_launches(tuple(chained))
 
     @property
     def cut(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from flintc.codegen.families.attention import RUN_STAGES
 from flintc.codegen.lint import lint
 from flintc.codegen.planner import plan
 from flintc.codegen.sass import disassemble
-from flintc.ir.graph import Dependent
 from flintc.ir.ops import splits
 from flintc.ir.plan import CompiledKernel, Kernel
 
@@ -37,11 +36,7 @@ def kernels(sizes: Sizes, request: pytest.FixtureRequest) -> list[Kernel]:
 
 def dependent(sizes: Sizes, kind: str) -> list[Kernel]:
     """The kernel of a graph of one launch, dependent, with everything sent for that may be."""
-    graph = sizes.graph(kind)
-    (launch,) = graph.launches
-    given = tuple(v for v in ("cache", "sinks") if v in graph.reads(launch))
-    made = graph.with_launches((replace(launch, dependent=Dependent(given)),))
-    return list(plan(made).kernels.values())
+    return list(plan(sizes.dependent(kind)).kernels.values())
 
 
 @pytest.fixture(scope="module")
@@ -84,25 +79,36 @@ def test_only_tiles_of_several_pages_pass_through_shared_memory(sizes: Sizes, co
         assert (".shared.global" in kernel.ptx) == staged
 
 
-def test_one_trigger_then_one_wait_and_only_a_hint_at_the_cache_above_it(
-    kernels: list[Kernel], compiled: list[CompiledKernel]
+def test_one_trigger_then_one_wait_and_above_it_only_earlier_positions_of_the_cache(
+    sizes: Sizes, kernels: list[Kernel], compiled: list[CompiledKernel]
 ) -> None:
-    """On every path, as stated and as compiled; a program without a run waits and leaves."""
+    """On every path, as stated and as compiled; a program without a run waits and leaves.
+
+    Through shared memory nothing is loaded above the wait, but sent for.
+    """
     (kernel,) = kernels
+    strips, windowed = sizes is not SMALL_PAGES, "window" in kernel.name
     above = [tuple(takewhile(lambda e: e.kind != "wait", path)) for path in kernel.paths]
     assert all(
         [e.kind for e in path].count("wait") == [e.kind for e in path].count("trigger") == 1 for path in kernel.paths
     )
-    read = {("read", f"{name}_ptr") for name in ("positions", "seqs", "block_table")}
-    assert {(e.kind, e.param) for effects in above for e in effects} == {*read, ("trigger", ""), ("hint", "cache_ptr")}
+    read = {("read", f"{name}_ptr", False) for name in ("positions", "seqs", "block_table")}
+    early = {("read", "cache_ptr", True)} if strips else set()
+    sent = set() if strips and windowed else {("hint", "cache_ptr", False)}
+    assert {(e.kind, e.param, e.earlier) for effects in above for e in effects} == {
+        *read, *early, *sent, ("trigger", "", False),
+    }  # fmt: skip
     for made in compiled:
         assert lint(kernel, made) == []
         sass = disassemble(made.cubin)
         # One wait of the programs that have work, and over the whole context another of those that leave.
-        assert (sass.triggers, sass.waits) == (1, 1 if "window" in kernel.name else 2)
+        assert (sass.triggers, sass.waits) == (1, 1 if windowed else 2)
         # Keys and values: nothing else is sent for, and nothing comes by asynchronous copies before.
-        assert sass.text.count("CCTL.E.PF2") == 2
+        assert sass.text.count("CCTL.E.PF2") == (2 if sent else 0)
         assert "LDGSTS" not in [opcode.partition(".")[0] for opcode in sass.before_wait]
+        # A warp's 16 positions, 256 bytes each, of keys alone over the whole context.
+        wide = [text.count("LDG.E.128") for text in sass.text.split("ACQBULK")]
+        assert max(wide[:-1]) == (0 if not strips else 16 if windowed else 8)
 
 
 @pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])

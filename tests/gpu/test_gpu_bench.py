@@ -53,7 +53,7 @@ def test_bundles_are_timed_in_turn(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("whole", "joined")]
     api.compile("tiny-flint", target=target, out=folders[0])
     api.compile("tiny-flint", target=target, out=folders[1], disable_passes=["split-arrivals"])
-    whole, joined = measure_turns(folders, 400, 2, 10, 3, ["topk", "o"]).sides
+    whole, joined = measure_turns(folders, 400, 2, 10, 3, ["topk", "linear"]).sides
     assert whole.launches > joined.launches
     assert joined.equal and joined.kl == 0
     assert len(whole.rounds) == len(joined.rounds) == 3 and all(0 < ms < 100 for ms in whole.rounds + joined.rounds)

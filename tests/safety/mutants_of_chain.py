@@ -94,12 +94,12 @@ def move_trigger(plan: Plan, random: Random) -> Mutant | None:
 
 
 def hoist_load(plan: Plan, random: Random) -> Mutant | None:
-    """A load below the wait moves above it."""
+    """A load below the wait moves above it, and may say that it leaves out what the step writes."""
     found = pick_effect(plan, random, lambda p, i, path, at: path[at].kind == "read" and at > wait_at(path) >= 0)
     if found is None:
         return None
     path = paths_of(plan, found[0])[found[1]]
-    moved = replace(path[found[2]], last=())
+    moved = replace(path[found[2]], last=(), earlier=random.random() < 0.5)
     changed = (*path[: found[2]], moved, *path[found[2] + 1 :])
     return edited(plan, found, shifted(changed, found[2], wait_at(path)), f"loads {moved.param} early")
 

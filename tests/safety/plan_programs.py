@@ -315,9 +315,12 @@ class _Launch:
             cells = tuple(ring.cell(seq, p) for seq, p in mine)
             return Step("write", cells, tuple((ring.place, seq, p) for seq, p in mine), under=under)
         wanted: set[tuple[Cell, Token]] = {
-            (ring.cell(seq, q), (ring.place, seq, q)) for seq, p in rows for q in ring.seen(p)
+            (ring.cell(seq, q), (ring.place, seq, q))
+            for seq, p in rows
+            for q in ring.seen(p)
+            if not effect.earlier or q < min(x for s, x in rows if s == seq)
         }
-        if self._reads_old_version(ring):
+        if self._reads_old_version(ring) and not effect.earlier:
             wanted |= {(ring.cell(seq, p), None) for seq, p in rows}
         return Step("read", tuple(c for c, _ in wanted), tuple(t for _, t in wanted), under=under)
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from flintc.codegen.device.attention import LOWEST, join_rows, pages_of_tile
+from flintc.codegen.device.earlier import load_earlier
 from flintc.codegen.device.heads import cache_at
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
 
@@ -31,26 +32,46 @@ def query_rows(q_ptr, first, GROUP: tl.constexpr, HEAD: tl.constexpr, WARPS: tl.
 
 
 @triton.jit
-def key_columns(keys_ptr, begin, oldest, newest, HEAD: tl.constexpr, WARPS: tl.constexpr):
-    """Keys of a tile of WARPS strips, BF16 [WARPS, HEAD, 16]; zeros outside oldest to newest.
+def key_places(begin, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """Of a tile of WARPS strips from the position ``begin`` on: positions, and where their keys are loaded from.
 
-    keys_ptr: the tile's first key, of the position ``begin``.
+    Places count values from the tile's first key. Axes: step, half, warp, lane, eight channels.
     """
-    STEPS: tl.constexpr = HEAD // 32
-    step = tl.arange(0, STEPS)[:, None, None, None, None]
+    step = tl.arange(0, HEAD // 32)[:, None, None, None, None]
     half = tl.arange(0, 2)[None, :, None, None, None]
     lane = tl.arange(0, 32)[None, None, None, :, None]
     position = tl.arange(0, WARPS)[None, None, :, None, None] * 16 + lane // 8 * 4 + half * 2 + lane // 4 % 2
     channel = step * 32 + lane % 4 * 8 + tl.arange(0, 8)[None, None, None, None, :]
-    seen = (begin + position <= newest) & (begin + position >= oldest)
-    k = tl.load(keys_ptr + position * HEAD + channel, mask=seen, other=0.0)
-    k = tl.reshape(k, (STEPS, 2, WARPS, 8, 4, 2, 2, 2))
+    return begin + position, position * HEAD + channel
+
+
+@triton.jit
+def earlier_keys(keys_ptr, begin, oldest, newest, first, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """Keys of a tile, BF16, as :func:`load_keys`, of positions before ``first``: see :func:`load_earlier`."""
+    position, place = key_places(begin, HEAD, WARPS)
+    return load_earlier(keys_ptr + place, position, (position <= newest) & (position >= oldest), first)
+
+
+@triton.jit
+def load_keys(keys_ptr, begin, oldest, newest, others, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """Keys of a tile, BF16, as of :func:`key_places`; ``others`` outside oldest to newest.
+
+    keys_ptr: the tile's first key, of the position ``begin``.
+    """
+    position, place = key_places(begin, HEAD, WARPS)
+    return tl.load(keys_ptr + place, mask=(position <= newest) & (position >= oldest), other=others)
+
+
+@triton.jit
+def key_columns(k, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """Keys as loaded, as an operand: BF16 [WARPS, HEAD, 16]."""
+    k = tl.reshape(k, (HEAD // 32, 2, WARPS, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(k, (2, 0, 5, 6, 4, 7, 1, 3)), (WARPS, HEAD, 16))
 
 
 @triton.jit
-def value_columns(values_ptr, begin, oldest, newest, HEAD: tl.constexpr, WARPS: tl.constexpr):
-    """Values of the same tile, BF16 [WARPS, 16 positions in order, HEAD columns as of :func:`channel_of`]."""
+def value_places(begin, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """The same of values. Axes: half, pair, group of channels, warp, lane, eight channels."""
     half = tl.arange(0, 2)[:, None, None, None, None, None]
     pair = tl.arange(0, 2)[None, :, None, None, None, None]
     group = tl.arange(0, HEAD // 64)[None, None, :, None, None, None]
@@ -58,8 +79,26 @@ def value_columns(values_ptr, begin, oldest, newest, HEAD: tl.constexpr, WARPS: 
     warp = tl.arange(0, WARPS)[None, None, None, :, None, None]
     position = warp * 16 + lane % 4 * 4 + half * 2 + pair
     channel = group * 64 + lane // 4 * 8 + tl.arange(0, 8)[None, None, None, None, None, :]
-    seen = (begin + position <= newest) & (begin + position >= oldest)
-    v = tl.load(values_ptr + position * HEAD + channel, mask=seen, other=0.0)
+    return begin + position, position * HEAD + channel
+
+
+@triton.jit
+def earlier_values(values_ptr, begin, oldest, newest, first, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """As :func:`earlier_keys`."""
+    position, place = value_places(begin, HEAD, WARPS)
+    return load_earlier(values_ptr + place, position, (position <= newest) & (position >= oldest), first)
+
+
+@triton.jit
+def load_values(values_ptr, begin, oldest, newest, others, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """As :func:`load_keys`."""
+    position, place = value_places(begin, HEAD, WARPS)
+    return tl.load(values_ptr + place, mask=(position <= newest) & (position >= oldest), other=others)
+
+
+@triton.jit
+def value_columns(v, HEAD: tl.constexpr, WARPS: tl.constexpr):
+    """Values as loaded, as an operand: BF16 [WARPS, 16 positions in order, HEAD columns as of :func:`channel_of`]."""
     # Axes: half, pair, group, warp, lanes of eight, lanes of four, eight channels.
     v = tl.permute(tl.reshape(v, (2, 2, HEAD // 64, WARPS, 8, 4, 8)), (3, 5, 0, 1, 2, 6, 4))
     return tl.reshape(v, (WARPS, 16, HEAD))
@@ -112,35 +151,32 @@ def with_zeros(x):
 @triton.jit
 def attend_chunk(
     q,
-    cache_ptr,
-    kv_head,
+    k,
+    v,
     oldest,
     newest,
-    chunk,
-    page,
+    begin,
     SCALE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
-    PAGE: tl.constexpr,
-    CHUNK: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """The partial of a ``chunk`` that is one tile within ``page``, as :func:`attend_strips` gives that of many."""
-    begin = chunk * CHUNK
-    keys = cache_ptr + cache_at(page.to(tl.int64), 0, kv_head, begin, KV_HEADS, PAGE, HEAD)
-    k = key_columns(keys, begin, oldest, newest, HEAD, WARPS)
-    v = value_columns(keys + KV_HEADS * PAGE * HEAD, begin, oldest, newest, HEAD, WARPS)
+    """The partial of a chunk that is one tile, from the position ``begin`` on, as :func:`attend_strips` gives it.
+
+    k, v: as loaded.
+    """
     position = strip_positions(begin, WARPS)
-    s = strip_scores(q, k, (position <= newest) & (position >= oldest), SCALE)
+    seen = (position <= newest) & (position >= oldest)
+    s = strip_scores(q, key_columns(k, HEAD, WARPS), seen, SCALE)
     m = tl.maximum(tl.max(s, 2), LOWEST)
     p = tl.exp(s - m[:, :, None])
-    o = add_values(tl.zeros((WARPS, 16, HEAD), tl.float32), p, v)
+    o = add_values(tl.zeros((WARPS, 16, HEAD), tl.float32), p, value_columns(v, HEAD, WARPS))
     return join_rows(heads_of(o), m, tl.sum(p, 2))
 
 
 @triton.jit
 def attend_strips(
     q,
+    k,
     cache_ptr,
     block_table_ptr,
     seq,
@@ -159,29 +195,28 @@ def attend_strips(
 ):
     """The one partial of the tiles begin to end - 1, over their positions up to newest: as :func:`join_rows` gives it.
 
-    q: of :func:`query_rows`. page, page_next: the pages of the first two tiles, each within its own. Channels stand as
-    of :func:`channel_of`.
+    q: of :func:`query_rows`. k: keys of the first tile, as loaded. page, page_next: the pages of the first two tiles,
+    each within its own. Channels stand as of :func:`channel_of`.
     """
     TILE: tl.constexpr = WARPS * 16
     o = tl.zeros((WARPS, 16, HEAD), tl.float32)
     m = tl.full((WARPS, 8), LOWEST, tl.float32)
     l = tl.zeros((WARPS, 8, 16), tl.float32)
     keys = cache_ptr + cache_at(page.to(tl.int64), 0, kv_head, begin * TILE, KV_HEADS, PAGE, HEAD)
-    k = key_columns(keys, begin * TILE, 0, newest, HEAD, WARPS)
     for i in range(begin, end):
-        v = value_columns(keys + KV_HEADS * PAGE * HEAD, i * TILE, 0, newest, HEAD, WARPS)
+        v = load_values(keys + KV_HEADS * PAGE * HEAD, i * TILE, 0, newest, 0.0, HEAD, WARPS)
         # The next tile's keys are on their way while this one's are used, and the page of the one after it.
         ahead, later = (i + 1) * TILE, (i + 2) * TILE
         keys = cache_ptr + cache_at(page_next.to(tl.int64), 0, kv_head, ahead, KV_HEADS, PAGE, HEAD)
-        k_next = key_columns(keys, ahead, 0, tl.where(i + 1 < end, newest, -1), HEAD, WARPS)
+        k_next = load_keys(keys, ahead, 0, tl.where(i + 1 < end, newest, -1), 0.0, HEAD, WARPS)
         page_next = pages_of_tile(
             block_table_ptr, seq, columns, later, newest, TILE, PAGE, RING=False, WARPS=WARPS, STRIP=16
         )
-        s = strip_scores(q, k, strip_positions(i * TILE, WARPS) <= newest, SCALE)
+        s = strip_scores(q, key_columns(k, HEAD, WARPS), strip_positions(i * TILE, WARPS) <= newest, SCALE)
         top = tl.maximum(m, tl.max(s, 2))
         keep = tl.exp(m - top)[:, :, None]
         p = tl.exp(s - top[:, :, None])
-        o = add_values(o * with_zeros(keep), p, v)
+        o = add_values(o * with_zeros(keep), p, value_columns(v, HEAD, WARPS))
         l = l * keep + p
         m = top
         k = k_next

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flintc.codegen.selection import Selection, Selector, Signature, columns, ops_of, power_of_two
+from flintc.codegen.selection import MAX_ROWS, Selection, Selector, Signature, columns, ops_of, power_of_two
 from flintc.errors import VerificationError
 from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.ops import splits
@@ -78,6 +78,7 @@ def attention(graph: Graph, launch: Launch, partials: int | None = None) -> Sele
 def _runs(sig: Signature, name: str, constants: Constants, blocks: Blocks, partials: int) -> Selection:
     """A partial for each program, of a run of its row's chunks; merge: the last program merges those of a row."""
     strips = _in_registers(constants)
+    constants |= _rows(strips, blocks)
     constants["PROGRAMS"] = partials
     if blocks["merge"]:
         constants["SEGMENT"] = min(SEGMENT, partials)
@@ -104,6 +105,7 @@ def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blo
     # A chunk of one step has no next one, and lies in shared memory once, or in none.
     stages = 1 if int(constants["TILE"]) >= chunk else STAGES
     strips = count == constants["PROGRAMS"] and chunk == constants["TILE"] and _in_registers(constants)
+    constants |= _rows(strips, blocks)
     return sig.select(
         name,
         "attention.py.j2",
@@ -117,6 +119,11 @@ def _chunks(sig: Signature, name: str, op: Op, constants: Constants, blocks: Blo
         max_registers=STRIP_REGISTERS if strips else 0,
         apart=bool(blocks["merge"]),
     )
+
+
+def _rows(strips: bool, blocks: Blocks) -> Constants:
+    """What tells which positions earlier steps wrote, where these are loaded ahead of the wait."""
+    return {"ROWS": MAX_ROWS} if strips and blocks["prefetch"] else {}
 
 
 def _in_registers(constants: Constants) -> bool:
