@@ -1,8 +1,8 @@
 """A product for each warp: the loads and sums of :mod:`gemv` and :mod:`nvfp4` where warps do not share K.
 
-Each of SPLIT warps multiplies weight rows of its own with a vector of its own, in slices. What it has found is put in a
-column of its own, so that one sum over the warps gives all products. A warp's product is told by values of shape
-[SPLIT]: where its rows begin, their ``stride``, and the ``width`` of K that it covers (none: it has no product).
+Each of SPLIT warps multiplies weight rows of its own with a vector of its own, in slices; at the end one exchange
+brings all products of a row together. A warp's product is told by values of shape [SPLIT]: where its rows begin, their
+``stride``, and the ``width`` of K that it covers (none: it has no product).
 """
 
 import triton
@@ -12,6 +12,7 @@ from flintc.codegen.device.gemv import weight_operand
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
 from flintc.codegen.device.nvfp4 import packed_operand
 from flintc.codegen.device.slices import load_slices
+from flintc.codegen.device.sums import columns_of
 
 
 @triton.jit
@@ -130,35 +131,26 @@ def accumulate_own_packed(
 
 
 @triton.jit
-def halves(y):
-    """First and second half of the columns of y [ROWS, COLUMNS]."""
-    return tl.split(tl.permute(tl.reshape(y, (y.shape[0], 2, y.shape[1] // 2)), (0, 2, 1)))
+def combine_products(found, scale, mix, shared_scale, RANKS: tl.constexpr, PARTS: tl.constexpr):
+    """What the warps have found, [SPLIT, ROWS] (FP32), weighted by ``mix`` [SPLIT] and added in order: BF16 [ROWS, 1].
 
-
-@triton.jit
-def add_eight(total, y, RANKS: tl.constexpr, SHARED: tl.constexpr):
-    """``total`` [ROWS] plus the first RANKS of eight columns of y [ROWS, 8] in order; see :func:`combine_columns`."""
-    low, high = halves(y)
-    y01, y23 = halves(low)
-    y45, y67 = halves(high)
-    for column in tl.static_range(0, RANKS + SHARED):
-        if column < 8:
-            y0, y1 = tl.split(y01 if column < 2 else y23 if column < 4 else y45 if column < 6 else y67)
-            if column == RANKS:
-                total = round_bf16(total).to(tl.float32)
-            total += y0 if column % 2 == 0 else y1
-    return total
-
-
-@triton.jit
-def combine_columns(y, RANKS: tl.constexpr, SHARED: tl.constexpr):
-    """The first RANKS of 8 or 16 columns of y [ROWS, COLUMNS] (FP32) added in order: FP32 [ROWS].
-
-    SHARED: that sum is rounded to BF16, and the next column added.
+    The products of the first RANKS warps are rounded each, and their sum; then the next PARTS, which are parts of one
+    product, are added, rounded, and added to that. scale, shared_scale: of their rows, [SPLIT, ROWS] and [ROWS, 1];
+    None beside BF16 weights.
     """
-    total = tl.zeros((y.shape[0],), tl.float32)
-    if y.shape[1] == 8:
-        return add_eight(total, y, RANKS, SHARED)
-    else:
-        low, high = halves(y)
-        return add_eight(add_eight(total, low, RANKS, SHARED), high, RANKS - 8, SHARED)
+    routed = tl.arange(0, found.shape[0])[:, None] < RANKS
+    product = found if scale is None else found * scale
+    terms = tl.where(routed, round_bf16(product).to(tl.float32) * mix[:, None], found)
+    columns = columns_of(tl.permute(terms, (1, 0)))
+    total = tl.zeros_like(columns[0])
+    for rank in tl.static_range(RANKS):
+        total += columns[rank]
+    total = round_bf16(total)
+    if PARTS > 0:
+        shared = columns[RANKS]
+        for part in tl.static_range(RANKS + 1, RANKS + PARTS):
+            shared += columns[part]
+        if scale is not None:
+            shared *= shared_scale
+        total = round_bf16(total.to(tl.float32) + round_bf16(shared).to(tl.float32))
+    return total

@@ -30,6 +30,32 @@ def add_all(x):
 
 
 @triton.jit
+def columns_of(x):
+    """The columns of x [ROWS, COLUMNS], a power of two up to 16 of them, each [ROWS, 1]: in one exchange."""
+    columns = (x,)
+    if x.shape[1] > 1:
+        columns = evens_then_odds(columns)
+    if x.shape[1] > 2:
+        columns = evens_then_odds(columns)
+    if x.shape[1] > 4:
+        columns = evens_then_odds(columns)
+    if x.shape[1] > 8:
+        columns = evens_then_odds(columns)
+    return columns
+
+
+@triton.jit
+def evens_then_odds(parts):
+    """Of each part its even columns, and after all of these of each its odd ones: so the last ones come in order."""
+    evens, odds = (), ()
+    for part in tl.static_range(len(parts)):
+        x = parts[part]
+        even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+        evens, odds = evens + (even,), odds + (odd,)
+    return evens + odds
+
+
+@triton.jit
 def sum_columns(x, WARPS: tl.constexpr):
     """Sums of the rows of x [ROWS, COLUMNS] whose columns WARPS warps hold in turn, four to a thread: [ROWS].
 

@@ -22,7 +22,7 @@ from flintc.codegen.families.gemv import (
     tile_of,
     weight_blocks,
 )
-from flintc.codegen.selection import MAX_ROWS, Selection, Selector, Signature, columns, only_op, ops_of, power_of_two
+from flintc.codegen.selection import Selection, Selector, Signature, columns, only_op, ops_of, power_of_two
 from flintc.ir.graph import Graph, Launch, Op
 from flintc.ir.packed import in_blocks
 
@@ -123,7 +123,7 @@ def expert_down(graph: Graph, launch: Launch) -> Selection:
     constants: Constants = {
         "N": n, "K": k, "TILE": tile, "SPLIT": slots, "CHAINS": shape.chains, "STEPS": shape.steps,
         "EVEN": n % tile == 0 and k % (shape.steps * format.step) == 0 and shared_k % k == 0,
-        "RANKS": ranks, "COLUMNS": max(MAX_ROWS, power_of_two(ranks + len(shared))), **blocked(format, n, k),
+        "RANKS": ranks, **blocked(format, n, k),
     }  # fmt: skip
     if format is NVFP4:
         constants["MIXED"] = bool(shared) and in_blocks(n, k) != in_blocks(n, shared_k)
