@@ -18,9 +18,8 @@ START, WAITED, END, PLACE = range(4)
 COLUMNS = 4
 
 _PARAM = "stamps_ptr"
-_STARTED = "    started = time_of_program()\n"
-_WAITED = "    waited = time_of_program()\n"
-_END = f"    stamp_program({_PARAM}, started, waited)\n"
+_STARTED, _WAITED = "started = time_of_program()", "waited = time_of_program()"
+_END = f"stamp_program({_PARAM}, started, waited)"
 
 _HELPER = f'''\
 @triton.jit
@@ -47,8 +46,8 @@ def stamp_program(stamps_ptr, started, waited):
 def stamped(plan: Plan) -> Plan:
     """The step of ``plan`` with stamped kernels: the same arithmetic, and four numbers a program in memory of its own.
 
-    It is not to be checked for safety: its kernels write, above their wait, memory that nothing else reads. It has no
-    sampler and no general path. VerificationError where a kernel's text cannot be stamped.
+    It is not to be checked for safety: its kernels write memory that its graph does not know. It has no sampler and no
+    general path. VerificationError where a kernel's text cannot be stamped.
     """
     called = {plan.kernel_for(launch, rows).name for launch in plan.launches for rows in (1, 2)}
     scratch = {
@@ -97,12 +96,12 @@ def stamped_source(source: str, entry: str, waits: bool) -> str:
     inserted = [
         (function.decorator_list[0].lineno - 1, _HELPER),
         (function.args.args[0].lineno - 1, f"    {_PARAM},\n"),
-        (function.body[documented].lineno - 1, _STARTED + ("" if waits else _WAITED)),
-        *((n.lineno, _indented(_WAITED, n.col_offset)) for n in waiting),
-        *((n.lineno - 1, _indented(_END, n.col_offset)) for n in nodes if isinstance(n, ast.Return)),
+        (function.body[documented].lineno - 1, _line(_STARTED) + ("" if waits else _line(_WAITED))),
+        *((n.lineno, _line(_WAITED, n.col_offset)) for n in waiting),
+        *((n.lineno - 1, _line(_END, n.col_offset)) for n in nodes if isinstance(n, ast.Return)),
     ]
     if not isinstance(function.body[-1], ast.Return):
-        inserted.append((function.end_lineno, _END))
+        inserted.append((function.end_lineno, _line(_END)))
     inserted.sort(key=lambda each: each[0])
     for at, text in reversed(inserted):
         lines.insert(at, text)
@@ -114,5 +113,5 @@ def stamped_source(source: str, entry: str, waits: bool) -> str:
     return made
 
 
-def _indented(line: str, column: int) -> str:
-    return " " * column + line.lstrip()
+def _line(text: str, indent: int = 4) -> str:
+    return f"{' ' * indent}{text}\n"

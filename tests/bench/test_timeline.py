@@ -47,30 +47,33 @@ def test_a_source_is_stamped_where_a_program_starts_has_waited_and_ends() -> Non
     assert (
         body
         == """\
-    stamp_program(stamps_ptr, 0)
+    started = time_of_program()
     row = tl.program_id(0)
     wait_for_producers()
-    stamp_program(stamps_ptr, 1)
+    waited = time_of_program()
     if row >= B:
-        stamp_program(stamps_ptr, 2)
+        stamp_program(stamps_ptr, started, waited)
         return
     tl.store(x_ptr + row, 2 * tl.load(x_ptr + row))
-    stamp_program(stamps_ptr, 2)
+    stamp_program(stamps_ptr, started, waited)
 """
     )
 
 
 def marks(source: str, waits: bool) -> str:
-    """The columns that a stamped source notes, in the order of its lines."""
-    return "".join(re.findall(r"stamp_program\(stamps_ptr, (\d)\)", stamped_source(source, "twice", waits)))
+    """What a stamped source notes, in the order of its lines: that it has started, has waited, ends."""
+    body = stamped_source(source, "twice", waits).split('"""Twice x."""\n')[1]
+    return "".join(
+        re.findall(r"^ *(s|w|e)(?=tarted =|aited =|_program)", body.replace("stamp_program", "e_program"), re.M)
+    )
 
 
 def test_a_return_right_below_the_wait_is_noted_after_it() -> None:
-    assert marks(SOURCE.replace("    if row >= B:\n        return\n", "    return\n"), waits=True) == "0122"
+    assert marks(SOURCE.replace("    if row >= B:\n        return\n", "    return\n"), waits=True) == "swee"
 
 
 def test_what_does_not_wait_has_waited_when_it_starts() -> None:
-    assert marks(SOURCE.replace("    wait_for_producers()\n", ""), waits=False) == "0122"
+    assert marks(SOURCE.replace("    wait_for_producers()\n", ""), waits=False) == "swee"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_every_kernel_of_flint_can_be_stamped(weights: str) -> None:
         entry = entry_of(kernel)
         assert [a.arg for a in entry.args.args][: len(kernel.params)] == [p.name for p in kernel.params]
         returns = sum(isinstance(n, ast.Return) for n in ast.walk(entry))
-        ends = ast.unparse(entry).count("stamp_program(stamps_ptr, 2)")
+        ends = ast.unparse(entry).count("stamp_program(stamps_ptr, started, waited)")
         assert ends == returns + (not isinstance(entry.body[-1], ast.Return)) >= 1
     for launch in found.launches:
         assert launch.args[0].ref == stamps_of(launch.name) in found.scratch

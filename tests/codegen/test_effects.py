@@ -11,7 +11,16 @@ from flintc.ir.plan import Effect, Param, Path
 
 HELPERS = "\n\n\n".join(
     helpers()[name].source
-    for name in ("INTERPRET", "wait_for_producers", "release_dependents", "arrive_last", "page_of", "cache_at")
+    for name in (
+        "INTERPRET",
+        "wait_for_producers",
+        "release_dependents",
+        "arrive_last",
+        "page_of",
+        "cache_at",
+        "first_of_step",
+        "load_earlier",
+    )
 )
 PARAMS = (
     *(Param(f"{n}_ptr", "*bf16") for n in "xwy"),
@@ -189,6 +198,35 @@ def test_a_prefetch_is_a_hint() -> None:
         'tl.inline_asm_elementwise("{ .reg .pred p; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [x_ptr + 1])'
     )
     assert told(asm) == ["hint x"]
+
+
+def test_a_load_that_leaves_out_what_the_step_writes() -> None:
+    """Whether it does depends on the rows' sequences and positions; its bound may pass through other helpers."""
+    more = "def early(at, first):\n    return load_earlier(at, n, n > 0, first)"
+    body = "first = first_of_step(count_ptr, seqs_ptr, n, 8)\nx = early(x_ptr + n, first)\ny = tl.load(y_ptr + x)"
+    (path,) = paths(body, more)
+    assert [word(e) for e in path] == [
+        "read seqs", "read count", "read x if count if seqs", "read y"
+    ]  # fmt: skip
+    assert [e.earlier for e in path] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "bound",
+    ["n", "tl.load(count_ptr)", "first + 1", "-first", "tl.maximum(first, n)", "tl.abs(first)", "first.to(tl.int64)",
+     "tl.where(n > 0, first, n)"],
+)  # fmt: skip
+def test_a_bound_that_is_not_the_steps_is_refused(bound: str) -> None:
+    body = f"first = first_of_step(count_ptr, seqs_ptr, n, 8)\nload_earlier(x_ptr, n, n > 0, {bound})"
+    with pytest.raises(VerificationError, match="load_earlier is given another bound than first_of_step returns"):
+        paths(body)
+
+
+def test_a_bound_that_is_the_steps_on_one_way_only_is_refused() -> None:
+    body = "first = first_of_step(count_ptr, seqs_ptr, n, 8)\nif n > 0:\n    first = n\n"
+    body += "load_earlier(x_ptr, n, n > 0, first)"
+    with pytest.raises(VerificationError, match="load_earlier is given another bound"):
+        paths(body)
 
 
 def test_arithmetic_in_assembly_touches_nothing() -> None:

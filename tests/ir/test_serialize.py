@@ -40,7 +40,11 @@ def fused(name) -> Graph:
 def planned(graph: Graph) -> Plan:
     """A plan of one kernel for every launch: as many parts as a real one, and no sense."""
     params = tuple(Param(f"p{i}", t) for i, t in enumerate(("*bf16", "*u8", "*i32", "i32")))
-    path = (Effect("wait", sure=False), Effect("read", "p0", guards=("p1",)), Effect("write", "p1", last=("p2",)))
+    path = (
+        Effect("wait", sure=False),
+        Effect("read", "p0", guards=("p1",), earlier=True),
+        Effect("write", "p1", last=("p2",)),
+    )
     constants = {"N": 64, "EPS": 1e-6, "SINKS": True}
     kernel = Kernel("k", "def k():\n    pass\n", params, constants, 4, 3, True, 128, (path, (Effect("trigger"),)))
     ref = next(v for v in graph.values.values() if v.kind == "weight").name
@@ -157,6 +161,7 @@ REFUSED = [
     (("kernels", 0, "paths", 0, 1, "guards", 0), "p9", "$.kernels[0].paths[0][1].guards[0]: unknown parameter 'p9'"),
     (("kernels", 0, "paths", 0, 1, "kind"), "wait", "$.kernels[0].paths[0][1]: a wait takes no parameter"),
     (("kernels", 0, "paths", 0, 0, "kind"), "read", "$.kernels[0].paths[0][0]: a read needs a parameter"),
+    (("kernels", 0, "paths", 0, 1, "kind"), "write", "$.kernels[0].paths[0][1]: a write leaves nothing of a cache out"),
     (("kernels", 0, "source"), None, "$.kernels[0].source: expected text"),
     (("launches", 0, "kernel"), "x", "$.launches[0].kernel: unknown kernel 'x'"),
     (("launches", 0, "grid"), [1, 1], "$.launches[0].grid: expected three dimensions"),

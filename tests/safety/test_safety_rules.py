@@ -42,9 +42,10 @@ def with_launch(of: Plan, launch: PlannedLaunch) -> Plan:
 def with_paths(of: Plan, launch: str, edit: Callable[[Path], Path], waits: bool = True) -> Plan:
     """``of`` with every path of one launch's kernel edited."""
     kernel = of.kernels[planned(of, launch).kernel]
-    changed = replace(kernel, name="changed", paths=tuple(edit(p) for p in kernel.paths), waits=waits)
-    made = replace(of, kernels={**of.kernels, "changed": changed})
-    return with_launch(made, replace(planned(of, launch), kernel="changed"))
+    name = f"changed.{launch}"
+    changed = replace(kernel, name=name, paths=tuple(edit(p) for p in kernel.paths), waits=waits)
+    made = replace(of, kernels={**of.kernels, name: changed})
+    return with_launch(made, replace(planned(of, launch), kernel=name))
 
 
 def pathless(of: Plan, launch: str) -> Plan:
@@ -75,6 +76,12 @@ def first(kind: str, param: str = "") -> Callable[[Path], Path]:
         return (*(replace(e, last=()) for e in moved), *(e for e in path if e not in moved))
 
     return edit
+
+
+def early(param: str, *told: str) -> Callable[[Path], Path]:
+    """Reads of ``param`` at the beginning that say to leave out what the step writes, as what ``told`` hold has it."""
+    left_out = changed(lambda e: replace(e, earlier=True, guards=told), "read", param)
+    return lambda path: first("read", param)(left_out(path))
 
 
 def changed(edit: Callable[[Effect], Effect], kind: str, param: str = "") -> Callable[[Path], Path]:
@@ -192,6 +199,12 @@ EITHER: list[Case] = [
     ("store-above-wait", "L0.down", lambda p: with_paths(p, "L0.down", first("write", "y_ptr")), "stores to L0.x.1 in"),
     ("load-above-wait", "L0.down", lambda p: with_paths(p, "L0.down", first("read", "x_ptr")),
      "loads L0.act in @L0.act above its wait, while launch L0.gate_up may be writing there"),
+    ("load-above-wait", "L0.down", lambda p: with_paths(p, "L0.down", early("x_ptr")),
+     "loads L0.act in @L0.act above its wait, while launch L0.gate_up may be writing there"),
+    ("load-above-wait", "L1.attention", lambda p: with_paths(p, "L1.attention", early("cache_ptr", "seqs_ptr")),
+     "loads L1.cache.1 in L1.cache above its wait, while launch L1."),
+    ("load-above-wait", "L1.attention", lambda p: with_paths(with_paths(p, "embed", first("trigger")),
+     "L1.attention", early("cache_ptr", "positions_ptr", "seqs_ptr")), "the caller or the step before may be"),
     ("load-above-wait", "L0.add_norm", lambda p: with_paths(p, "L0.add_norm", first("read", "residual_ptr")),
      "while launch embed may be writing there"),
     ("order", "L0.down", lambda p: with_paths(p, "L0.gate_up", without("wait")), "no wait in between holds it back"),
@@ -318,6 +331,13 @@ def test_a_ring_one_page_too_small(kind: str) -> None:
         assert mutant is not None
         message = str(next(h for h in find_hazards(mutant.plan) if h.rule == "ring"))
         assert "positions loses the oldest of a window of 13 while 8 rows are written" in message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_earlier_steps_wrote_of_a_cache_may_be_read_early(kind: str) -> None:
+    """All that is left out depends on the rows' positions and sequences: those that the step's own writes go by."""
+    for launch in ("L0.attention", "L1.attention"):
+        check_plan(with_paths(sound(kind), launch, early("cache_ptr", "positions_ptr", "seqs_ptr")))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,8 +6,7 @@ Ops:
   linear: FP32 accumulate, tensor scale on the accumulator, then `out`
   sum: bf16(a + b)
 
-Bound: N=2048, K=512, TILE=16, SPLIT=8, CHAINS=8, STEPS=4, EVEN=True, RANKS=6, COLUMNS=8, BLOCKED=True, MIXED=False,
-  SHARED_K=1024
+Bound: N=2048, K=512, TILE=16, SPLIT=8, CHAINS=8, STEPS=4, EVEN=True, RANKS=6, BLOCKED=True, MIXED=False, SHARED_K=1024
 """
 
 import triton
@@ -280,9 +279,29 @@ def accumulate_own_packed(
 
 
 @triton.jit
-def halves(y):
-    """First and second half of the columns of y [ROWS, COLUMNS]."""
-    return tl.split(tl.permute(tl.reshape(y, (y.shape[0], 2, y.shape[1] // 2)), (0, 2, 1)))
+def evens_then_odds(parts):
+    """Of each part its even columns, and after all of these of each its odd ones: so the last ones come in order."""
+    evens, odds = (), ()
+    for part in tl.static_range(len(parts)):
+        x = parts[part]
+        even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+        evens, odds = evens + (even,), odds + (odd,)
+    return evens + odds
+
+
+@triton.jit
+def columns_of(x):
+    """The columns of x [ROWS, COLUMNS], a power of two up to 16 of them, each [ROWS, 1]: in one exchange."""
+    columns = (x,)
+    if x.shape[1] > 1:
+        columns = evens_then_odds(columns)
+    if x.shape[1] > 2:
+        columns = evens_then_odds(columns)
+    if x.shape[1] > 4:
+        columns = evens_then_odds(columns)
+    if x.shape[1] > 8:
+        columns = evens_then_odds(columns)
+    return columns
 
 
 @triton.jit
@@ -300,32 +319,36 @@ def round_bf16(x):
 
 
 @triton.jit
-def add_eight(total, y, RANKS: tl.constexpr, SHARED: tl.constexpr):
-    """``total`` [ROWS] plus the first RANKS of eight columns of y [ROWS, 8] in order; see :func:`combine_columns`."""
-    low, high = halves(y)
-    y01, y23 = halves(low)
-    y45, y67 = halves(high)
-    for column in tl.static_range(0, RANKS + SHARED):
-        if column < 8:
-            y0, y1 = tl.split(y01 if column < 2 else y23 if column < 4 else y45 if column < 6 else y67)
-            if column == RANKS:
-                total = round_bf16(total).to(tl.float32)
-            total += y0 if column % 2 == 0 else y1
+def combine_products(found, scale, mix, shared_scale, RANKS: tl.constexpr, PARTS: tl.constexpr):
+    """What the warps have found, [SPLIT, ROWS] (FP32), weighted by ``mix`` [SPLIT] and added in order: BF16 [ROWS, 1].
+
+    The products of the first RANKS warps are rounded each, and their sum; then the next PARTS, which are parts of one
+    product, are added, rounded, and added to that. scale, shared_scale: of their rows, [SPLIT, ROWS] and [ROWS, 1];
+    None beside BF16 weights.
+    """
+    routed = tl.arange(0, found.shape[0])[:, None] < RANKS
+    product = found if scale is None else found * scale
+    terms = tl.where(routed, round_bf16(product).to(tl.float32) * mix[:, None], found)
+    columns = columns_of(tl.permute(terms, (1, 0)))
+    total = tl.zeros_like(columns[0])
+    for rank in tl.static_range(RANKS):
+        total += columns[rank]
+    total = round_bf16(total)
+    if PARTS > 0:
+        shared = columns[RANKS]
+        for part in tl.static_range(RANKS + 1, RANKS + PARTS):
+            shared += columns[part]
+        if scale is not None:
+            shared *= shared_scale
+        total = round_bf16(total.to(tl.float32) + round_bf16(shared).to(tl.float32))
     return total
 
 
 @triton.jit
-def combine_columns(y, RANKS: tl.constexpr, SHARED: tl.constexpr):
-    """The first RANKS of 8 or 16 columns of y [ROWS, COLUMNS] (FP32) added in order: FP32 [ROWS].
-
-    SHARED: that sum is rounded to BF16, and the next column added.
-    """
-    total = tl.zeros((y.shape[0],), tl.float32)
-    if y.shape[1] == 8:
-        return add_eight(total, y, RANKS, SHARED)
-    else:
-        low, high = halves(y)
-        return add_eight(add_eight(total, low, RANKS, SHARED), high, RANKS - 8, SHARED)
+def load_row_scales(scale_ptr, COUNT: tl.constexpr, rows):
+    """FP32 scales of COUNT rows times SUM_UNIT, [COUNT, 1]; zero past ``rows``."""
+    row = tl.arange(0, COUNT)
+    return tl.load(scale_ptr + row, mask=row < rows, other=0.0)[:, None] * SUM_UNIT
 
 
 @triton.jit
@@ -356,55 +379,6 @@ def sum_slices(acc, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def add_neighbours(x):
-    """Neighbours along the last of three axes added: half as many."""
-    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
-    return even + odd
-
-
-@triton.jit
-def add_all(x):
-    """Sum over the last of three axes (at most 16), as a fixed tree: [A, B, 1].
-
-    Asked to ``split`` that axis, the compiler gives each thread all of it at once, in one exchange through shared
-    memory. A reduction between warps would take three, with up to 8 lanes at a bank.
-    """
-    if x.shape[2] > 8:
-        x = add_neighbours(x)
-    if x.shape[2] > 4:
-        x = add_neighbours(x)
-    if x.shape[2] > 2:
-        x = add_neighbours(x)
-    if x.shape[2] > 1:
-        x = add_neighbours(x)
-    return x
-
-
-@triton.jit
-def sum_chains(acc, SPLIT: tl.constexpr):
-    """The warps' sums [CHAINS * SPLIT, ROWS, COLUMNS], chains added: [SPLIT, ROWS, COLUMNS], within each thread.
-
-    Of chains 4a + 2b + c those that differ in c first, then in a, then in b.
-    """
-    CHAINS: tl.constexpr = acc.shape[0] // SPLIT
-    if CHAINS == 8:
-        acc = tl.reshape(acc, (2, 2, 2, SPLIT, acc.shape[1], acc.shape[2]))
-        acc = tl.sum(tl.sum(acc, 2), 0)
-    elif CHAINS == 4:
-        acc = tl.sum(tl.reshape(acc, (2, 2, SPLIT, acc.shape[1], acc.shape[2])), 1)
-    elif CHAINS < 4:
-        acc = tl.reshape(acc, (CHAINS, SPLIT, acc.shape[1], acc.shape[2]))
-    return tl.sum(acc, 0)
-
-
-@triton.jit
-def sum_warps(acc, SPLIT: tl.constexpr):
-    """What the warps of a program have found of their shares of K, added: [ROWS, COLUMNS]."""
-    shares = tl.permute(sum_chains(acc, SPLIT), (1, 2, 0))
-    return tl.reshape(add_all(shares), (shares.shape[0], shares.shape[1]))
-
-
-@triton.jit
 def wait_for_producers():
     """Block until every launch before this one has finished and its stores are visible."""
     if not INTERPRET:
@@ -432,7 +406,6 @@ def expert_down_2048x512_nvfp4_shared(
     STEPS: tl.constexpr,
     EVEN: tl.constexpr,
     RANKS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     BLOCKED: tl.constexpr,
     MIXED: tl.constexpr,
     SHARED_K: tl.constexpr,
@@ -455,13 +428,11 @@ def expert_down_2048x512_nvfp4_shared(
     routed = slot < RANKS
     product = vector * RANKS + slot
     expert = tl.load(ids_ptr + product, mask=routed, other=0).to(tl.int64)
-    place = tl.minimum(slot, COLUMNS - 1)
     stride = tl.where(routed, K, SHARED_K)
     x = x_ptr + product * K
     part = (slot - RANKS) * K
     width = tl.where(routed, K, tl.minimum(SHARED_K - part, K))
     x = tl.where(routed, x, shared_x_ptr + vector * SHARED_K + part)
-    place = tl.minimum(place, RANKS)
     codes = weight_codes_ptr + (expert * N + first) * (K // 2)
     codes = tl.where(routed, codes, shared_codes_ptr + first * SHARED_K // 2)
     scales = weight_scales_ptr + (expert * N + first) * (K // 16)
@@ -469,20 +440,12 @@ def expert_down_2048x512_nvfp4_shared(
     codes, scales = codes.to(tl.pointer_type(tl.int32)), scales.to(tl.pointer_type(tl.int16))
     span = stride, width, tl.where(routed, 0, part), routed == BLOCKED
     tile = own_packed(codes, scales, groups, rows, span, 0, STEPS, EVEN, BLOCKED, MIXED)
-    column = tl.arange(0, COLUMNS)[None, :]
-    mix = tl.load(mix_ptr + vector * RANKS + column, mask=column < RANKS, other=0.0)
-    expert = tl.load(ids_ptr + vector * RANKS + column, mask=column < RANKS, other=0).to(tl.int64)
-    scale = weight_scale_ptr + expert * N
-    scale = tl.where(column < RANKS, scale, shared_scale_ptr)
-    known = (row < N)[:, None] & (column < RANKS + 1)
-    scale = tl.load(scale + row[:, None], mask=known, other=0.0) * SUM_UNIT
+    mix = tl.load(mix_ptr + product, mask=routed, other=0.0)
+    known = routed[:, None] & (row < N)[None, :]
+    scale = tl.load((weight_scale_ptr + expert * N)[:, None] + row[None, :], mask=known, other=0.0) * SUM_UNIT
+    shared_scale = load_row_scales(shared_scale_ptr + first, TILE, rows)
     acc = tl.zeros((CHAINS * SPLIT, TILE, 8), tl.float32)
     acc = accumulate_own_packed(acc, tile, codes, scales, groups, rows, span, x, K, STEPS, EVEN, BLOCKED, MIXED)
-    # A column is a product.
-    acc = tl.where(column[None, :, :] == place[:, None, None], sum_slices(acc, SPLIT), 0.0)
-    y = sum_warps(acc, SPLIT)
-    y *= scale
-    y = round_bf16(y).to(tl.float32)
-    terms = tl.where(column < RANKS, y * mix, y)
-    total = combine_columns(terms, RANKS, SHARED=1)
-    tl.store(y_ptr + vector * N + row, round_bf16(total), mask=row < N)
+    found = tl.reshape(sum_slices(acc, SPLIT), (SPLIT, TILE))
+    total = combine_products(found, scale, mix, shared_scale, RANKS, PARTS=(SHARED_K + K - 1) // K)
+    tl.store(y_ptr + vector * N + row[:, None], total, mask=(row < N)[:, None])
