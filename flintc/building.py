@@ -19,6 +19,9 @@ from flintc.ir.graph import Graph
 from flintc.ir.lower import lower_attention
 from flintc.spec import BoundModel
 
+#: The first release whose kernels keep weights in registers: those of 3.6 take twice as long (docs/benchmarks.md).
+_FAST_TRITON = (3, 7)
+
 if TYPE_CHECKING:
     from flintc.codegen.aot import Progress
     from flintc.passes import PipelineRun
@@ -92,6 +95,7 @@ class Recipe:
 
     def _make(self, progress: Progress | None) -> Bundle:
         """The bundle, proved and compiled, in memory."""
+        _warn_of_slow_kernels()
         from flintc.codegen.aot import compile_kernels
         from flintc.codegen.general import with_general
         from flintc.codegen.lint import check_compiled
@@ -107,3 +111,11 @@ class Recipe:
         spec = self.model.spec
         pipeline = tuple(name for name in spec.pipeline if name not in self.disabled)
         return build_bundle(made, compiled, Origin(spec.name, spec.sha256, self.weights, pipeline, self.batches))
+
+
+def _warn_of_slow_kernels() -> None:
+    compiler = version("triton")
+    if tuple(map(int, compiler.split(".")[:2])) < _FAST_TRITON:
+        message = f"Triton {compiler} makes kernels that take about twice as long as those of Triton 3.7"
+        remedy = "compile the bundle where Triton 3.7 is installed (no GPU is needed there), and carry it here"
+        warnings.warn(f"{message}; {remedy}", FlintcWarning, stacklevel=5)

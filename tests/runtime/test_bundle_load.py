@@ -1,10 +1,12 @@
 """A compiled bundle under a checkpoint: the issue's own example, and bundles that belong to another model."""
 
+import warnings
+
 import pytest
 import torch
 
 import flintc
-from flintc import api
+from flintc import api, building
 from flintc.bundle import load_bundle
 from flintc.errors import BundleError, FlintcWarning
 
@@ -75,6 +77,19 @@ def test_without_a_folder_and_with_no_cache_to_write_there_is_nothing_to_return(
         assert flintc.compile("tiny-flint", out=tmp_path / "own").path == tmp_path / "own"
     with pytest.raises(BundleError, match="cannot write the bundle"):
         flintc.compile("tiny-flint")
+
+
+@pytest.mark.parametrize(("compiler", "slow"), [("3.6.0", True), ("3.7.1", False), ("3.10.0+local", False)])
+def test_a_compiler_of_slow_kernels_is_warned_of(own_cache, monkeypatch, compiler, slow):
+    """Once, as it compiles: the bundle that the cache keeps has been warned of."""
+    monkeypatch.setattr(building, "version", lambda name: compiler if name == "triton" else "1.0")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            flintc.compile("tiny-flint")
+    words = [str(w.message) for w in told if issubclass(w.category, FlintcWarning)]
+    assert len(words) == slow
+    assert not slow or words[0].startswith("Triton 3.6.0 makes kernels that take about twice as long")
 
 
 @pytest.mark.parametrize(
