@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +20,12 @@ from flintc.ir.graph import Graph
 from flintc.ir.lower import lower_attention
 from flintc.spec import BoundModel
 
-#: The first release whose kernels keep weights in registers: those of 3.6 take twice as long (docs/benchmarks.md).
-_FAST_TRITON = (3, 7)
-
 if TYPE_CHECKING:
     from flintc.codegen.aot import Progress
     from flintc.passes import PipelineRun
+
+#: The first release whose kernels keep weights in registers: those of 3.6 take twice as long (docs/benchmarks.md).
+_FAST_TRITON = (3, 7)
 
 
 def unfused(model: BoundModel, weights: Weights) -> Graph:
@@ -115,7 +116,7 @@ class Recipe:
 
 def _warn_of_slow_kernels() -> None:
     compiler = version("triton")
-    if tuple(map(int, compiler.split(".")[:2])) < _FAST_TRITON:
+    if tuple(map(int, re.findall(r"\d+", compiler)[:2])) < _FAST_TRITON:
         message = f"Triton {compiler} makes kernels that take about twice as long as those of Triton 3.7"
         remedy = "compile the bundle where Triton 3.7 is installed (no GPU is needed there), and carry it here"
         warnings.warn(f"{message}; {remedy}", FlintcWarning, stacklevel=5)

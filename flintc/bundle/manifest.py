@@ -13,7 +13,7 @@ from flintc.errors import BundleError
 
 FORMAT = "flintc-bundle"
 #: Raised whenever an older flintc could misread a newer bundle, or the reverse.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 #: An identifier, so that a kernel's name is also a safe file name.
@@ -66,7 +66,7 @@ class Manifest(_Record):
     """
 
     format: Literal["flintc-bundle"] = "flintc-bundle"
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     spec: str
     spec_sha256: Sha256
     weights: Literal["bf16", "nvfp4"]

@@ -114,6 +114,8 @@ class _Run:
     _last: tuple[str, ...] = ()
     #: Conditions and loops around, beyond those that split paths.
     _inside: int = 0
+    #: Whose rows the bound of a load is of that stays before it.
+    _earlier: tuple[str, ...] = ()
     _silent: int = 0
 
     def globals(self, module: ast.Module) -> None:
@@ -258,7 +260,7 @@ class _Run:
                 return tuple(self._value(e, frame) for e in elements)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 fact = joined((self._value(operand, frame),))
-                return replace(fact, flag=None if fact.flag is None else not fact.flag, last=None, first=False)
+                return replace(fact, flag=None if fact.flag is None else not fact.flag, last=None, first=())
             case ast.BoolOp(op=ast.And()) | ast.BinOp(op=ast.BitAnd()):
                 operands = node.values if isinstance(node, ast.BoolOp) else [node.left, node.right]
                 return either([self._value(o, frame) for o in operands])
@@ -271,7 +273,7 @@ class _Run:
                 | ast.Attribute() | ast.IfExp()
             ):  # fmt: skip
                 inner = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
-                return replace(joined([self._value(c, frame) for c in inner]), flag=None, last=None, first=False)
+                return replace(joined([self._value(c, frame) for c in inner]), flag=None, last=None, first=())
             case _:
                 self._fail(node, f"an expression {type(node).__name__} is not understood")
 
@@ -317,7 +319,7 @@ class _Run:
             result = joined((base, result))
         elif result.pointers and name not in _HAND_ON:
             self._fail(node, f"cannot tell what {name} does with a pointer")
-        return replace(result, flag=None, last=None, first=False)
+        return replace(result, flag=None, last=None, first=())
 
     def _enter_helper(
         self, node: ast.Call, function: ast.FunctionDef, args: list[Value], named: dict[str, Value]
@@ -328,8 +330,10 @@ class _Run:
         frame = _Frame(dict(zip(names, args, strict=False)) | named)
         if function.name == _ARRIVE:
             return self._arrive(node, function, joined((frame.env[names[0]],)).pointers, frame)
-        if function.name == _EARLIER and not joined((frame.env["first"],)).first:
-            self._fail(node, f"{_EARLIER} is given another bound than {_FIRST} returns")
+        if function.name == _EARLIER:
+            self._earlier = joined((frame.env["first"],)).first
+            if not self._earlier:
+                self._fail(node, f"{_EARLIER} is given another bound than {_FIRST} returns")
         self._calls.append(function.name)
         returned = self._block(function.body, frame)
         self._calls.pop()
@@ -339,8 +343,15 @@ class _Run:
         for other in frame.returned[1:]:
             result = merged({"": result}, {"": other})[""]
         if function.name == _FIRST:
-            return replace(joined((result,)), first=True)
+            return replace(joined((result,)), first=self._rows(node, frame))
         return result if returned else joined((result,))
+
+    def _rows(self, node: ast.Call, frame: _Frame) -> tuple[str, ...]:
+        """The parameters that hold the rows' positions and sequences, of a call of the helper that asks them."""
+        positions, seqs = (joined((frame.env[name],)).pointers for name in ("positions_ptr", "seqs_ptr"))
+        if len(positions) != 1 or len(seqs) != 1 or not seqs <= joined((frame.env["seq"],)).data:
+            self._fail(node, f"cannot tell which rows {_FIRST} is given, or that the sequence is one of theirs")
+        return (*positions, *seqs)
 
     def _arrive(self, node: ast.Call, function: ast.FunctionDef, counter: frozenset[str], frame: _Frame) -> Fact:
         """A call of the helper that counts at ``counter``."""
@@ -366,7 +377,7 @@ class _Run:
     def _access(self, node: ast.expr, kind: EffectKind, pointer: Fact, mask: Fact) -> None:
         if not pointer.pointers:
             self._fail(node, "cannot tell which parameter this points into")
-        earlier = kind == "read" and self._calls[-1] == _EARLIER
+        earlier = self._earlier if kind == "read" and self._calls[-1] == _EARLIER else ()
         for param in sorted(pointer.pointers):
             self._record(Effect(kind, param, self._last, tuple(sorted(self._guards | mask.data)), earlier=earlier))
 

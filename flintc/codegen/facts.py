@@ -13,14 +13,15 @@ class Fact:
 
     pointers: parameters it may point into. data: parameters whose memory it was computed from. last: where it is true,
     the program is the last arriver at these counters, the first one met first. flag: its truth, if known beforehand.
-    first: whether it is the first position that a step writes of a sequence, and nothing computed from it.
+    first: if it is the first position that a step writes of a sequence, and nothing computed from it, the parameters
+    that hold the rows' positions and sequences.
     """
 
     pointers: frozenset[str] = frozenset()
     data: frozenset[str] = frozenset()
     last: tuple[str, ...] | None = None
     flag: bool | None = None
-    first: bool = False
+    first: tuple[str, ...] = ()
 
 
 Value = Fact | tuple["Value", ...]

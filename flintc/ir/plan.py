@@ -37,7 +37,8 @@ class Effect:
     last: counters at which this program must be the last arriver to get here, the first one met first.
     guards: pointer parameters whose contents decide whether, and for which rows, it is done.
     sure: False for a wait or trigger that may be left out or repeated (in a loop, under a condition).
-    earlier: True for a read of a cache that leaves out the positions which this step writes.
+    earlier: of a read of a cache that leaves out the positions which this step writes, the parameters whose contents
+    tell these: the rows' positions, and their sequences.
     """
 
     kind: EffectKind
@@ -45,7 +46,7 @@ class Effect:
     last: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     sure: bool = True
-    earlier: bool = False
+    earlier: tuple[str, ...] = ()
 
 
 #: What one program does, in program order; a loop's body stands once.

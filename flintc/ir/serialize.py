@@ -287,7 +287,7 @@ def _kernel_to_json(kernel: Kernel) -> Json:
 
 def _effect_to_json(effect: Effect) -> Json:
     more = _given(param=effect.param or None, last=list(effect.last), guards=list(effect.guards))
-    return {"kind": effect.kind, **more, **_given(sure=None if effect.sure else False, earlier=effect.earlier or None)}
+    return {"kind": effect.kind, **more, **_given(sure=None if effect.sure else False, earlier=list(effect.earlier))}
 
 
 def _planned_to_json(launch: PlannedLaunch) -> Json:
@@ -385,13 +385,13 @@ def _effect(at: Cursor, params: frozenset[str]) -> Effect:
     if (kind in ("wait", "trigger")) == ("param" in at.data):
         at.fail(f"a {kind} {'takes no' if 'param' in at.data else 'needs a'} parameter")
     param = at["param"].known(params, "parameter") if "param" in at.data else ""
-    last, guards = (
-        tuple(c.known(params, "parameter") for c in at[key]) if key in at.data else () for key in ("last", "guards")
+    last, guards, earlier = (
+        tuple(c.known(params, "parameter") for c in at[key]) if key in at.data else ()
+        for key in ("last", "guards", "earlier")
     )
     sure = at["sure"].flag() if "sure" in at.data else True
-    earlier = "earlier" in at.data and at["earlier"].flag()
-    if earlier and kind != "read":
-        at.fail(f"a {kind} leaves nothing of a cache out")
+    if "earlier" in at.data and (kind != "read" or len(earlier) != 2):
+        at.fail("only a read leaves out what a step writes, as its positions and sequences tell")
     return Effect(kind, param, last, guards, sure, earlier)
 
 

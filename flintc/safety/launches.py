@@ -105,7 +105,8 @@ def binding(plan: Plan, bound: BoundLaunch) -> Iterator[Hazard]:
     needed = {v for v in graph.reads(launch) if not _only_extended(graph, bound, v)}
     read = {a.value for a in bound.accesses if a.effect.kind == "read"}
     written = {a.value for a in bound.accesses if a.effect.kind == "write"}
-    for value in sorted(needed - read):
+    whole = {a.value for a in bound.accesses if a.effect.kind == "read" and not a.effect.earlier}
+    for value in sorted(needed - whole):
         yield _operand(bound, value, f"it never reads {value}, an input of its ops")
     for value in sorted(read - made - set(graph.reads(launch))):
         yield _operand(bound, value, f"it reads {value}, which none of its ops does")

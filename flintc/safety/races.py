@@ -50,11 +50,14 @@ def _conflicting(
 
 
 def _leaves_out(plan: Plan, launch: BoundLaunch, access: Access) -> bool:
-    """Whether what ``access`` leaves out of a cache are the positions that this step's ops write there."""
+    """Whether what ``access`` leaves out of a cache are the positions that this step's ops write there.
+
+    Which these are is told by all rows of the step, for which the launch has as many programs along its first axis.
+    """
     writes = [op for op in plan.graph.ops.values() if op.kind == "kv_write"]
     here = [op for op in writes if launch.places.get(op.outputs[0], op.outputs[0]) == access.place]
-    told = {launch.value(param) for param in access.effect.guards}
-    return bool(here) and all(told.issuperset(op.inputs[3:5]) for op in here)
+    told = tuple(launch.value(param) for param in access.effect.earlier)
+    return launch.planned.grid[0] == "B" and bool(here) and all(op.inputs[3:5] == told for op in here)
 
 
 def _hazard(

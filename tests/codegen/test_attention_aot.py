@@ -95,7 +95,7 @@ def test_one_trigger_then_one_wait_and_above_it_only_earlier_positions_of_the_ca
     read = {("read", f"{name}_ptr", False) for name in ("positions", "seqs", "block_table")}
     early = {("read", "cache_ptr", True)} if strips else set()
     sent = set() if strips and windowed else {("hint", "cache_ptr", False)}
-    assert {(e.kind, e.param, e.earlier) for effects in above for e in effects} == {
+    assert {(e.kind, e.param, bool(e.earlier)) for effects in above for e in effects} == {
         *read, *early, *sent, ("trigger", "", False),
     }  # fmt: skip
     for made in compiled:

@@ -28,6 +28,9 @@ PARAMS = (
     Param("n", "i32", aligned=False),
 )
 
+#: A bound of loads that leave out what the step writes.
+BOUND = "first = first_of_step(count_ptr, seqs_ptr, tl.load(seqs_ptr), 8)\n"
+
 
 def paths(body: str, more: str = "", **constants: int | float | bool) -> tuple[Path, ...]:
     """Paths of a kernel with this body."""
@@ -203,12 +206,22 @@ def test_a_prefetch_is_a_hint() -> None:
 def test_a_load_that_leaves_out_what_the_step_writes() -> None:
     """Whether it does depends on the rows' sequences and positions; its bound may pass through other helpers."""
     more = "def early(at, first):\n    return load_earlier(at, n, n > 0, first)"
-    body = "first = first_of_step(count_ptr, seqs_ptr, n, 8)\nx = early(x_ptr + n, first)\ny = tl.load(y_ptr + x)"
+    body = f"{BOUND}x = early(x_ptr + n, first)\ny = tl.load(y_ptr + x)"
     (path,) = paths(body, more)
-    assert [word(e) for e in path] == [
-        "read seqs", "read count", "read x if count if seqs", "read y"
-    ]  # fmt: skip
-    assert [e.earlier for e in path] == [False, False, True, False]
+    assert [word(e) for e in path] == ["read seqs", "read count", "read x if count if seqs", "read y"]
+    assert [e.earlier for e in path] == [(), (), ("count_ptr", "seqs_ptr"), ()]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "count_ptr, seqs_ptr, n", "count_ptr, seqs_ptr, tl.load(table_ptr)",
+        "tl.where(n > 0, count_ptr, more_ptr), seqs_ptr, seq", "count_ptr, tl.where(n > 0, seqs_ptr, more_ptr), seq",
+    ],
+)  # fmt: skip
+def test_rows_that_are_not_the_sequences_are_refused(rows: str) -> None:
+    with pytest.raises(VerificationError, match="cannot tell which rows first_of_step is given, or that the sequence"):
+        paths(f"seq = tl.load(seqs_ptr)\nfirst_of_step({rows}, 8)")
 
 
 @pytest.mark.parametrize(
@@ -217,14 +230,13 @@ def test_a_load_that_leaves_out_what_the_step_writes() -> None:
      "tl.where(n > 0, first, n)"],
 )  # fmt: skip
 def test_a_bound_that_is_not_the_steps_is_refused(bound: str) -> None:
-    body = f"first = first_of_step(count_ptr, seqs_ptr, n, 8)\nload_earlier(x_ptr, n, n > 0, {bound})"
+    body = f"{BOUND}load_earlier(x_ptr, n, n > 0, {bound})"
     with pytest.raises(VerificationError, match="load_earlier is given another bound than first_of_step returns"):
         paths(body)
 
 
 def test_a_bound_that_is_the_steps_on_one_way_only_is_refused() -> None:
-    body = "first = first_of_step(count_ptr, seqs_ptr, n, 8)\nif n > 0:\n    first = n\n"
-    body += "load_earlier(x_ptr, n, n > 0, first)"
+    body = f"{BOUND}if n > 0:\n    first = n\nload_earlier(x_ptr, n, n > 0, first)"
     with pytest.raises(VerificationError, match="load_earlier is given another bound"):
         paths(body)
 

@@ -42,7 +42,7 @@ def planned(graph: Graph) -> Plan:
     params = tuple(Param(f"p{i}", t) for i, t in enumerate(("*bf16", "*u8", "*i32", "i32")))
     path = (
         Effect("wait", sure=False),
-        Effect("read", "p0", guards=("p1",), earlier=True),
+        Effect("read", "p0", guards=("p1",), earlier=("p1", "p2")),
         Effect("write", "p1", last=("p2",)),
     )
     constants = {"N": 64, "EPS": 1e-6, "SINKS": True}
@@ -161,7 +161,9 @@ REFUSED = [
     (("kernels", 0, "paths", 0, 1, "guards", 0), "p9", "$.kernels[0].paths[0][1].guards[0]: unknown parameter 'p9'"),
     (("kernels", 0, "paths", 0, 1, "kind"), "wait", "$.kernels[0].paths[0][1]: a wait takes no parameter"),
     (("kernels", 0, "paths", 0, 0, "kind"), "read", "$.kernels[0].paths[0][0]: a read needs a parameter"),
-    (("kernels", 0, "paths", 0, 1, "kind"), "write", "$.kernels[0].paths[0][1]: a write leaves nothing of a cache out"),
+    (("kernels", 0, "paths", 0, 1, "kind"), "write", "$.kernels[0].paths[0][1]: only a read leaves out what"),
+    (("kernels", 0, "paths", 0, 1, "earlier"), ["p1"], "$.kernels[0].paths[0][1]: only a read leaves out what"),
+    (("kernels", 0, "paths", 0, 1, "earlier", 0), "p9", "$.kernels[0].paths[0][1].earlier[0]: unknown parameter 'p9'"),
     (("kernels", 0, "source"), None, "$.kernels[0].source: expected text"),
     (("launches", 0, "kernel"), "x", "$.launches[0].kernel: unknown kernel 'x'"),
     (("launches", 0, "grid"), [1, 1], "$.launches[0].grid: expected three dimensions"),

@@ -94,14 +94,28 @@ def move_trigger(plan: Plan, random: Random) -> Mutant | None:
 
 
 def hoist_load(plan: Plan, random: Random) -> Mutant | None:
-    """A load below the wait moves above it, and may say that it leaves out what the step writes."""
+    """A load below the wait moves above it."""
     found = pick_effect(plan, random, lambda p, i, path, at: path[at].kind == "read" and at > wait_at(path) >= 0)
     if found is None:
         return None
     path = paths_of(plan, found[0])[found[1]]
-    moved = replace(path[found[2]], last=(), earlier=random.random() < 0.5)
+    moved = replace(path[found[2]], last=())
     changed = (*path[: found[2]], moved, *path[found[2] + 1 :])
     return edited(plan, found, shifted(changed, found[2], wait_at(path)), f"loads {moved.param} early")
+
+
+def claim_earlier(plan: Plan, random: Random) -> Mutant | None:
+    """A load below the wait stands above it too, where it is said to leave out what the step writes."""
+    found = pick_effect(plan, random, lambda p, i, path, at: path[at].kind == "read" and at > wait_at(path) >= 0)
+    if found is None:
+        return None
+    path = paths_of(plan, found[0])[found[1]]
+    pointers = [p.name for p in plan.kernels[plan.launches[found[0]].kernel].params if p.type.startswith("*")]
+    rows = [name for name in ("positions_ptr", "seqs_ptr") if name in pointers]
+    told = tuple(rows) if len(rows) == 2 and random.random() < 0.7 else tuple(random.sample(pointers, 2))
+    early = replace(path[found[2]], last=(), earlier=told)
+    at = wait_at(path)
+    return edited(plan, found, (*path[:at], early, *path[at:]), f"loads {early.param} early as {told} tell")
 
 
 def raise_store(plan: Plan, random: Random) -> Mutant | None:
@@ -199,6 +213,6 @@ def count_in_a_value(plan: Plan, random: Random) -> Mutant | None:
 
 CHAIN_KINDS = named(
     drop_wait, drop_wait_on_a_path, duplicate_wait, lower_wait, raise_wait, attribute_alone, drop_attribute,
-    move_trigger, hoist_load, raise_store, lower_store, raise_arrival, everyone_is_last, skip_reset, reset_by_all,
-    share_counter, count_in_a_value,
+    move_trigger, hoist_load, claim_earlier, raise_store, lower_store, raise_arrival, everyone_is_last, skip_reset,
+    reset_by_all, share_counter, count_in_a_value,
 )  # fmt: skip

@@ -202,7 +202,8 @@ class _Launch:
 
     def _check_operands(self) -> None:
         graph = self.scene.graph
-        read = {self._home(self.value(e.param)) for path in self.kernel.paths for e in path if e.kind == "read"}
+        whole = (e for path in self.kernel.paths for e in path if e.kind == "read" and not self._earlier(e))
+        read = {self._home(self.value(e.param)) for e in whole}
         for value in graph.reads(self.launch):
             readers = {graph.ops[o].kind for o in self.launch.ops if value in graph.ops[o].inputs}
             only_extended = readers == {"kv_write"} and graph.values[value].kind == "cache"
@@ -318,11 +319,15 @@ class _Launch:
             (ring.cell(seq, q), (ring.place, seq, q))
             for seq, p in rows
             for q in ring.seen(p)
-            if not effect.earlier or q < min(x for s, x in rows if s == seq)
+            if not self._earlier(effect) or q < min(x for s, x in rows if s == seq)
         }
-        if self._reads_old_version(ring) and not effect.earlier:
+        if self._reads_old_version(ring) and not self._earlier(effect):
             wanted |= {(ring.cell(seq, p), None) for seq, p in rows}
         return Step("read", tuple(c for c, _ in wanted), tuple(t for _, t in wanted), under=under)
+
+    def _earlier(self, effect: Effect) -> bool:
+        """Whether a read leaves out what the step writes: as the rows' own positions and sequences tell."""
+        return tuple(self.value(param) for param in effect.earlier) == ("positions", "seqs")
 
     def _reads_old_version(self, ring: Ring) -> bool:
         """Whether the launch's ops want the cache as it was before this step's rows were written."""

@@ -64,7 +64,7 @@ KERNEL_FAULTS = (
     KernelFault("epsilon 1e-6 when all scores are near 0", "low-scores", "topk", text("1e-20", "1e-6")),
     KernelFault(
         "one scale for all experts", "nvfp4", "expert_down",
-        text("scale = weight_scale_ptr + expert * N", "scale = weight_scale_ptr + 0 * expert"),
+        text("(weight_scale_ptr + expert * N)", "(weight_scale_ptr + 0 * expert)"),
     ),
     KernelFault(
         "two codes of eight swapped", "nvfp4", "expert_down",
