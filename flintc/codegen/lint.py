@@ -1,11 +1,13 @@
 """Holds compiled kernels against the effects that their sources state: what the checker proved is what will run.
 
 Two looks, neither of which trusts the other: at the PTX, for every access, and at the machine code, for what stands
-above the wait and for the wait itself. A compiler that moved a load above a wait is caught by one of them.
+above the wait and for the wait itself. A compiler that moved a load above a wait is caught by one of them: by its
+parameter, or, of a cache of which some loads may stand there, by how many do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flintc.codegen.ptx import Ptx, PtxAccess, parse_ptx
@@ -47,7 +49,10 @@ def lint(kernel: Kernel, compiled: CompiledKernel, *, machine_code: bool = True)
         types = {p.name: str(p.type) for p in kernel.params}
         params = [(name, types.get(name, "*u8")) for name in compiled.params]  # what the compiler appends are pointers
         sass = parse_sass(kernel.name, disassemble(compiled.cubin).text, params, compiled.target)
-        found += [*_waits("machine code", kernel, len(sass.waits), sass.waited_at_end), *_machine_code(stated, sass)]
+        found += [
+            *_waits("machine code", kernel, len(sass.waits), sass.waited_at_end),
+            *_machine_code(stated, sass, ptx),
+        ]
     return found
 
 
@@ -59,6 +64,7 @@ class _Stated:
         above = [e for path in kernel.paths for e in _above(path)]
         self.above = {(e.kind, e.param) for e in above}
         self.all = {(e.kind, e.param) for path in kernel.paths for e in path}
+        self.earlier = {e.param for e in above if e.earlier}
         self.counters = {e.param for path in kernel.paths for e in path if e.kind == "arrive"}
 
     def kind(self, access: PtxAccess) -> tuple[str, str]:
@@ -118,8 +124,8 @@ def _triggers(where: str, stated: _Stated, waited: Sequence[frozenset[int]]) -> 
         yield f"its {where} lets the next launch start above the wait, its source does not"
 
 
-def _machine_code(stated: _Stated, sass: SassFlow) -> Iterator[str]:
-    """Nothing above the wait that is not stated there."""
+def _machine_code(stated: _Stated, sass: SassFlow, ptx: Ptx) -> Iterator[str]:
+    """Nothing above the wait that is not stated there; of a cache, no more loads than in the PTX."""
     yield from _triggers("machine code", stated, [sass.waited[i] for i in sass.triggers])
     if not stated.kernel.waits:
         return
@@ -128,3 +134,7 @@ def _machine_code(stated: _Stated, sass: SassFlow) -> Iterator[str]:
     for param in sorted(sass.loads_above()):
         if ("read", param) not in stated.above:
             yield f"its machine code loads through {param} above the wait, its source does not"
+    early = Counter(a.param for a in ptx.accesses if a.kind == "read" and 0 in ptx.waited[a.index])
+    for param, count in sass.loads_above().items():
+        if param in stated.earlier and count > early[param]:
+            yield f"its machine code has {count} loads through {param} above the wait, its PTX {early[param]}"

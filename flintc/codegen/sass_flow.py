@@ -6,6 +6,7 @@ Addresses are followed through the registers from the constant bank, where param
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,10 +71,13 @@ class SassFlow:
         """Stores and atomics that a program may come to before it has waited."""
         return [x.opcode for i, x in self._above() if x.operation in _STORES]
 
-    def loads_above(self) -> frozenset[str]:
-        """Parameters loaded from before a program has waited; VerificationError where one cannot be told."""
+    def loads_above(self) -> Mapping[str, int]:
+        """Parameters loaded from before a program has waited, by how many instructions each.
+
+        VerificationError where one cannot be told.
+        """
         state = self._taints()
-        found: set[str] = set()
+        found = Counter[str]()
         for index, instruction in self._above():
             if instruction.operation in _UNKNOWN:
                 raise VerificationError(f"kernel {self.name}: cannot tell what {instruction.opcode} touches")
@@ -84,8 +88,8 @@ class SassFlow:
             params = {self.offsets[o] for o in origins if o in self.offsets}
             if not params:
                 raise VerificationError(f"kernel {self.name}: cannot tell what {instruction.operands} points into")
-            found |= params
-        return frozenset(found)
+            found.update(params)
+        return found
 
     def _all(self, operation: str) -> frozenset[int]:
         return frozenset(i for i, x in enumerate(self.listing.instructions) if x.operation == operation)

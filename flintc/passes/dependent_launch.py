@@ -17,10 +17,11 @@ _GATHERS = ("embed", "expert_linear")
 class DependentLaunch(Pass):
     """Each launch starts while the one before it runs, fetches what no step writes, then waits. No launch fewer.
 
-    Fetched above the wait: weights and tables, and of the KV cache the pages older than those this step writes. Not
-    the weights of experts, which are chosen within the step. The trigger stands first, so that the next launch can
-    start as early as it finds room; only the step's first launch triggers last, once its own wait has shown that
-    positions and block tables are complete, since the launches after it read those above their waits.
+    Fetched above the wait: weights and tables, and of the KV cache the first positions that a launch reads, but for
+    those that this step writes. Not the weights of experts, which are chosen within the step. The trigger stands first,
+    so that the next launch can start as early as it finds room; only the step's first launch triggers last, once its
+    own wait has shown that positions and block tables are complete, since the launches after it read those above their
+    waits.
 
     In steps of one row, a launch of a role in ``ahead`` fetches its experts above the wait too, where they were chosen
     before the launch before it: that one triggers below its wait, when the choice is sure to be made. Of several rows
@@ -68,7 +69,7 @@ class DependentLaunch(Pass):
 
 
 def _stays(graph: Graph, launch: Launch, value: str) -> bool:
-    """Whether ``value``, or the pages of it that the launch reads first, is the same all through the step."""
+    """Whether ``value``, or what earlier steps wrote of it, is the same all through the step."""
     kind = graph.values[value].kind
     if kind == "cache":
         return all(graph.ops[o].kind != "kv_write" for o in graph.consumers[value] if o in launch.ops)

@@ -112,6 +112,20 @@ def test_one_trigger_then_one_wait_and_above_it_only_earlier_positions_of_the_ca
 
 
 @pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
+def test_a_load_of_the_cache_that_moved_above_the_wait(sizes: Sizes) -> None:
+    """Machine code that has one more there than the PTX beside it."""
+    (kernel,) = dependent(sizes, "attention_partial")
+    for made in compile_kernels([kernel], ["sm_90", "sm_100"]).values():
+        lines = made.ptx.splitlines(keepends=True)
+        at = next(i for i, line in enumerate(lines) if "ld.global.v4" in line)
+        fewer = replace(made, ptx="".join([*lines[:at], *lines[at + 1 :]]))
+        count = 8 if sizes is FULL else 16
+        assert lint(kernel, made) == []
+        (found,) = lint(kernel, fewer)
+        assert found == f"its machine code has {count} loads through cache_ptr above the wait, its PTX {count - 1}"
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOW], ids=["full", "window"])
 def test_a_merge_of_its_own_has_all_partials_on_their_way_at_once(sizes: Sizes) -> None:
     """Above the wait are the rows' numbers and the sink alone; below it nothing is computed before the last load."""
     kernels = dependent(sizes, "attention_merge")

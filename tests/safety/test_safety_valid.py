@@ -8,7 +8,7 @@ import time
 import pytest
 from graphs import OTHER, baseline, pipeline
 from judge import translator
-from sound_plans import CHAIN, CUT, JOINING, PARTLY, as_run, planned, sound_plans
+from sound_plans import CHAIN, CUT, JOINING, PARTLY, as_run, planned, sound_plans, whole_plans
 
 from flintc.codegen.sampler import with_sampler
 from flintc.ir.build import Weights
@@ -32,6 +32,13 @@ def test_both_kinds_of_plan_are_among_the_prefixes() -> None:
     for spec, weights in (("flint", "bf16"), ("tiny-flint", "bf16"), (OTHER, "bf16")):
         joined, cut = (pipeline(spec, weights).steps[prefix].graph for prefix in CHAINED)
         assert len(joined.launches) < len(cut.launches)
+
+
+def test_some_of_either_kind_read_a_cache_ahead_of_their_wait() -> None:
+    for kind in ("joined", "cut"):
+        paths = [path for x in whole_plans() if x.kind == kind for k in x.plan.kernels.values() for path in k.paths]
+        early = [[e for e in path if e.param == "cache_ptr" and e.kind == "read"] for path in paths]
+        assert any([bool(e.earlier) for e in reads] == [True, False] for reads in early)
 
 
 @pytest.mark.parametrize(
