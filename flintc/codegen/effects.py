@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from flintc.codegen.facts import NOTHING, Fact, Value, dotted, either, joined, merged
+from flintc.codegen.facts import NOTHING, Fact, Value, computed, dotted, either, joined, merged
 from flintc.errors import VerificationError
 from flintc.ir.plan import Effect, EffectKind, Param, Path
 
@@ -114,8 +114,6 @@ class _Run:
     _last: tuple[str, ...] = ()
     #: Conditions and loops around, beyond those that split paths.
     _inside: int = 0
-    #: Whose rows the bound of a load is of that stays before it.
-    _earlier: tuple[str, ...] = ()
     _silent: int = 0
 
     def globals(self, module: ast.Module) -> None:
@@ -260,7 +258,7 @@ class _Run:
                 return tuple(self._value(e, frame) for e in elements)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 fact = joined((self._value(operand, frame),))
-                return replace(fact, flag=None if fact.flag is None else not fact.flag, last=None, first=())
+                return replace(computed(fact), flag=None if fact.flag is None else not fact.flag)
             case ast.BoolOp(op=ast.And()) | ast.BinOp(op=ast.BitAnd()):
                 operands = node.values if isinstance(node, ast.BoolOp) else [node.left, node.right]
                 return either([self._value(o, frame) for o in operands])
@@ -273,7 +271,7 @@ class _Run:
                 | ast.Attribute() | ast.IfExp()
             ):  # fmt: skip
                 inner = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
-                return replace(joined([self._value(c, frame) for c in inner]), flag=None, last=None, first=())
+                return computed(joined([self._value(c, frame) for c in inner]))
             case _:
                 self._fail(node, f"an expression {type(node).__name__} is not understood")
 
@@ -290,7 +288,8 @@ class _Run:
             pointer = joined((args[0],))
             mask = joined((named.get("mask", args[1] if len(args) > 1 else NOTHING),))
             others = joined((named.get("other", NOTHING),))
-            self._access(node, "read", pointer, mask)
+            earlier = joined((frame.env["first"],)).first if self._calls[-1] == _EARLIER else ()
+            self._access(node, "read", pointer, mask, earlier)
             return Fact(data=pointer.pointers | pointer.data | mask.data | others.data)
         if name == "tl.store":
             mask = joined((named.get("mask", args[2] if len(args) > 2 else NOTHING),))
@@ -319,7 +318,7 @@ class _Run:
             result = joined((base, result))
         elif result.pointers and name not in _HAND_ON:
             self._fail(node, f"cannot tell what {name} does with a pointer")
-        return replace(result, flag=None, last=None, first=())
+        return computed(result)
 
     def _enter_helper(
         self, node: ast.Call, function: ast.FunctionDef, args: list[Value], named: dict[str, Value]
@@ -330,10 +329,8 @@ class _Run:
         frame = _Frame(dict(zip(names, args, strict=False)) | named)
         if function.name == _ARRIVE:
             return self._arrive(node, function, joined((frame.env[names[0]],)).pointers, frame)
-        if function.name == _EARLIER:
-            self._earlier = joined((frame.env["first"],)).first
-            if not self._earlier:
-                self._fail(node, f"{_EARLIER} is given another bound than {_FIRST} returns")
+        if function.name == _EARLIER and not joined((frame.env["first"],)).first:
+            self._fail(node, f"{_EARLIER} is given another bound than {_FIRST} returns")
         self._calls.append(function.name)
         returned = self._block(function.body, frame)
         self._calls.pop()
@@ -374,10 +371,11 @@ class _Run:
 
     # Effects.
 
-    def _access(self, node: ast.expr, kind: EffectKind, pointer: Fact, mask: Fact) -> None:
+    def _access(
+        self, node: ast.expr, kind: EffectKind, pointer: Fact, mask: Fact, earlier: tuple[str, ...] = ()
+    ) -> None:
         if not pointer.pointers:
             self._fail(node, "cannot tell which parameter this points into")
-        earlier = self._earlier if kind == "read" and self._calls[-1] == _EARLIER else ()
         for param in sorted(pointer.pointers):
             self._record(Effect(kind, param, self._last, tuple(sorted(self._guards | mask.data)), earlier=earlier))
 

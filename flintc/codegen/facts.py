@@ -37,6 +37,11 @@ def joined(values: Iterable[Value]) -> Fact:
     return Fact(frozenset().union(*(f.pointers for f in facts)), frozenset().union(*(f.data for f in facts)))
 
 
+def computed(fact: Fact) -> Fact:
+    """What is known of something computed from what ``fact`` is known of: where it comes from, not what it says."""
+    return Fact(fact.pointers, fact.data)
+
+
 def either(values: Sequence[Value]) -> Fact:
     """The conjunction of ``values``: where it is true, what any of them says holds."""
     facts = [joined((v,)) for v in values]

@@ -131,10 +131,9 @@ def _machine_code(stated: _Stated, sass: SassFlow, ptx: Ptx) -> Iterator[str]:
         return
     for opcode in sass.stores_above():
         yield f"its machine code has a {opcode} above the wait"
-    for param in sorted(sass.loads_above()):
+    early = Counter(a.param for a in ptx.accesses if a.kind == "read" and 0 in ptx.waited[a.index])
+    for param, count in sorted(sass.loads_above().items()):
         if ("read", param) not in stated.above:
             yield f"its machine code loads through {param} above the wait, its source does not"
-    early = Counter(a.param for a in ptx.accesses if a.kind == "read" and 0 in ptx.waited[a.index])
-    for param, count in sass.loads_above().items():
-        if param in stated.earlier and count > early[param]:
+        elif param in stated.earlier and count > early[param]:
             yield f"its machine code has {count} loads through {param} above the wait, its PTX {early[param]}"

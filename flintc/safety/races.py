@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flintc.ir.plan import Plan
-from flintc.safety.access import Access, BoundLaunch
+from flintc.safety.access import Access, BoundLaunch, places
 from flintc.safety.hazard import Hazard
 from flintc.safety.order import CALLER, Complete, bit, completions
 
@@ -21,12 +21,14 @@ def races(plan: Plan, bound: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
 
     A read that leaves out what this step writes of a cache is in nobody's way but the caller's.
     """
-    readers: dict[str, int] = {}
-    writers: dict[str, int] = {}
+    rows, readers, writers = _rows_written(plan), dict[str, int](), dict[str, int]()
     for index, (launch, complete) in enumerate(zip(bound, completions(b.kernel for b in bound), strict=True)):
         told: set[tuple[str, str]] = set()
         for access in launch.accesses:
-            before = _conflicting(plan, launch, access, readers, writers)
+            if access.effect.earlier and _leaves_out(rows, launch, access):
+                before = CALLER
+            else:
+                before = _conflicting(plan, access, readers, writers)
             running = before & ~(complete.at_start if access.above else complete.below_wait)
             if running and (access.place, access.effect.kind) not in told:
                 told.add((access.place, access.effect.kind))
@@ -36,28 +38,31 @@ def races(plan: Plan, bound: tuple[BoundLaunch, ...]) -> Iterator[Hazard]:
             touched[access.place] = touched.get(access.place, 0) | bit(index)
 
 
-def _conflicting(
-    plan: Plan, launch: BoundLaunch, access: Access, readers: dict[str, int], writers: dict[str, int]
-) -> int:
+def _conflicting(plan: Plan, access: Access, readers: dict[str, int], writers: dict[str, int]) -> int:
     """Launches before that must be complete when ``access`` comes."""
     value = plan.graph.values.get(access.value)
-    if access.effect.earlier and _leaves_out(plan, launch, access):
-        return CALLER
     if value is not None and value.kind in _CONSTANT and not access.writes:
         return writers.get(access.place, 0)
     touched = writers.get(access.place, 0) | CALLER
     return touched | readers.get(access.place, 0) if access.writes else touched
 
 
-def _leaves_out(plan: Plan, launch: BoundLaunch, access: Access) -> bool:
+def _rows_written(plan: Plan) -> dict[str, set[tuple[str, ...]]]:
+    """Of each cache's memory, the positions and sequences by which this step's ops write there."""
+    where, found = places(plan), dict[str, set[tuple[str, ...]]]()
+    for op in plan.graph.ops.values():
+        if op.kind == "kv_write":
+            found.setdefault(where.get(op.outputs[0], op.outputs[0]), set()).add(op.inputs[3:5])
+    return found
+
+
+def _leaves_out(rows: Mapping[str, set[tuple[str, ...]]], launch: BoundLaunch, access: Access) -> bool:
     """Whether what ``access`` leaves out of a cache are the positions that this step's ops write there.
 
     Which these are is told by all rows of the step, for which the launch has as many programs along its first axis.
     """
-    writes = [op for op in plan.graph.ops.values() if op.kind == "kv_write"]
-    here = [op for op in writes if launch.places.get(op.outputs[0], op.outputs[0]) == access.place]
     told = tuple(launch.value(param) for param in access.effect.earlier)
-    return launch.planned.grid[0] == "B" and bool(here) and all(op.inputs[3:5] == told for op in here)
+    return launch.planned.grid[0] == "B" and rows.get(access.place) == {told}
 
 
 def _hazard(

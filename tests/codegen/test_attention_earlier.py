@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from kv_cases import Rows, Sizes, rows
-from launches import load
+from launches import only_kernel, poisoned, run_plan
 from torch import Tensor
 
 from flintc.codegen.planner import plan
+from flintc.ir.graph import Graph
 from flintc.ir.plan import Kernel
-from flintc.ir.types import resolve
 
 WAIT = "    wait_for_producers()\n"
 KINDS = {
@@ -38,24 +38,20 @@ def test_each_position_is_loaded_where_it_may_be(sizes: Sizes, step: tuple[Seque
 
     Positions that this step writes are NaN in the first, all others in the second.
     """
-    made = rows(sizes, *step)
-    kernel = only(sizes)
-    above, below = split(made)
-    cache = torch.cat([above, below, made.cache])
-    one = made.cache.numel()
-    moved = f"    keys += {one}\n    cache_ptr += {2 * one}\n" + ("    values += {one}\n" if sizes.window else "")
-    head, body = kernel.source.rsplit("    # Above: nothing", 1)
-    edited = replace(kernel, source=head + body.replace(WAIT, WAIT + moved.format(one=one), 1).partition("\n")[2])
-    want = partials(kernel, made, made.cache)
-    found = partials(edited, made, cache)
-    for name in ("o", "m", "l"):
-        assert torch.equal(found[name].view(torch.int32), want[name].view(torch.int32))
-
-
-def only(sizes: Sizes) -> Kernel:
-    (kernel,) = plan(sizes.dependent("attention_partial")).kernels.values()
+    made, graph = rows(sizes, *step), sizes.dependent("attention_partial")
+    kernel = only_kernel(graph)
     assert "load_earlier" in kernel.source
-    return kernel
+    above, below = split(made)
+    one = made.cache.numel()
+    moved = f"    keys += {one}\n    cache_ptr += {2 * one}\n"
+    if sizes.window is not None:
+        moved += f"    values += {one}\n"
+    head, body = kernel.source.rsplit("    # Above: nothing", 1)
+    edited = replace(kernel, source=head + body.replace(WAIT, WAIT + moved, 1).partition("\n")[2])
+    want = partials(graph, kernel, made, made.cache)
+    found = partials(graph, edited, made, torch.cat([above, below, made.cache]))
+    for name in graph.outputs:
+        assert torch.equal(found[name].view(torch.int32), want[name].view(torch.int32))
 
 
 def split(made: Rows) -> tuple[Tensor, Tensor]:
@@ -70,16 +66,10 @@ def split(made: Rows) -> tuple[Tensor, Tensor]:
     return before, after
 
 
-def partials(kernel: Kernel, made: Rows, cache: Tensor) -> dict[str, Tensor]:
-    """What ``kernel`` stores, NaN elsewhere."""
-    planned = plan(made.sizes.dependent("attention_partial"))
-    (launch,) = planned.launches
-    values = planned.graph.values
-    env = made.env
-    tensors = {**made.given, "cache": cache}
-    for name in ("o", "m", "l"):
-        tensors[name] = torch.full([resolve(d, env) for d in values[name].type.shape], torch.nan)
-    args = [env[a.ref] if a.kind == "symbol" else tensors[a.ref] for a in launch.args]
-    x, y, z = (resolve(d, env) for d in launch.grid)
-    load(kernel)((x, y, z), args)
-    return tensors
+def partials(graph: Graph, kernel: Kernel, made: Rows, cache: Tensor) -> dict[str, Tensor]:
+    """What ``kernel``, in place of the graph's own, stores; NaN elsewhere."""
+    planned = plan(graph)
+    (name,) = planned.kernels
+    outputs = {v: poisoned(graph.values[v].type, made.env) for v in graph.outputs}
+    run_plan(replace(planned, kernels={name: kernel}), {**made.given, "cache": cache, **outputs}, {}, made.env)
+    return outputs

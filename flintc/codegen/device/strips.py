@@ -46,23 +46,6 @@ def key_places(begin, HEAD: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def earlier_keys(keys_ptr, begin, oldest, newest, first, HEAD: tl.constexpr, WARPS: tl.constexpr):
-    """Keys of a tile, BF16, as :func:`load_keys`, of positions before ``first``: see :func:`load_earlier`."""
-    position, place = key_places(begin, HEAD, WARPS)
-    return load_earlier(keys_ptr + place, position, (position <= newest) & (position >= oldest), first)
-
-
-@triton.jit
-def load_keys(keys_ptr, begin, oldest, newest, others, HEAD: tl.constexpr, WARPS: tl.constexpr):
-    """Keys of a tile, BF16, as of :func:`key_places`; ``others`` outside oldest to newest.
-
-    keys_ptr: the tile's first key, of the position ``begin``.
-    """
-    position, place = key_places(begin, HEAD, WARPS)
-    return tl.load(keys_ptr + place, mask=(position <= newest) & (position >= oldest), other=others)
-
-
-@triton.jit
 def key_columns(k, HEAD: tl.constexpr, WARPS: tl.constexpr):
     """Keys as loaded, as an operand: BF16 [WARPS, HEAD, 16]."""
     k = tl.reshape(k, (HEAD // 32, 2, WARPS, 8, 4, 2, 2, 2))
@@ -83,17 +66,20 @@ def value_places(begin, HEAD: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def earlier_values(values_ptr, begin, oldest, newest, first, HEAD: tl.constexpr, WARPS: tl.constexpr):
-    """As :func:`earlier_keys`."""
-    position, place = value_places(begin, HEAD, WARPS)
-    return load_earlier(values_ptr + place, position, (position <= newest) & (position >= oldest), first)
+def load_strips(tile_ptr, places, oldest, newest, others):
+    """Keys or values of a tile, BF16, as of :func:`key_places` or :func:`value_places`.
+
+    tile_ptr: the tile's first one. others: what stands for positions outside oldest to newest.
+    """
+    position, place = places
+    return tl.load(tile_ptr + place, mask=(position <= newest) & (position >= oldest), other=others)
 
 
 @triton.jit
-def load_values(values_ptr, begin, oldest, newest, others, HEAD: tl.constexpr, WARPS: tl.constexpr):
-    """As :func:`load_keys`."""
-    position, place = value_places(begin, HEAD, WARPS)
-    return tl.load(values_ptr + place, mask=(position <= newest) & (position >= oldest), other=others)
+def load_earlier_strips(tile_ptr, places, oldest, newest, first):
+    """The same of positions before ``first``, zeros for others: see :func:`load_earlier`."""
+    position, place = places
+    return load_earlier(tile_ptr + place, position, (position <= newest) & (position >= oldest), first)
 
 
 @triton.jit
@@ -204,11 +190,11 @@ def attend_strips(
     l = tl.zeros((WARPS, 8, 16), tl.float32)
     keys = cache_ptr + cache_at(page.to(tl.int64), 0, kv_head, begin * TILE, KV_HEADS, PAGE, HEAD)
     for i in range(begin, end):
-        v = load_values(keys + KV_HEADS * PAGE * HEAD, i * TILE, 0, newest, 0.0, HEAD, WARPS)
+        v = load_strips(keys + KV_HEADS * PAGE * HEAD, value_places(i * TILE, HEAD, WARPS), 0, newest, 0.0)
         # The next tile's keys are on their way while this one's are used, and the page of the one after it.
         ahead, later = (i + 1) * TILE, (i + 2) * TILE
         keys = cache_ptr + cache_at(page_next.to(tl.int64), 0, kv_head, ahead, KV_HEADS, PAGE, HEAD)
-        k_next = load_keys(keys, ahead, 0, tl.where(i + 1 < end, newest, -1), 0.0, HEAD, WARPS)
+        k_next = load_strips(keys, key_places(ahead, HEAD, WARPS), 0, tl.where(i + 1 < end, newest, -1), 0.0)
         page_next = pages_of_tile(
             block_table_ptr, seq, columns, later, newest, TILE, PAGE, RING=False, WARPS=WARPS, STRIP=16
         )
