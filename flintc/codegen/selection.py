@@ -134,13 +134,15 @@ class Signature:
         num_stages: int = 1,
         max_registers: int = 0,
         apart: bool = False,
+        several_registers: int | None = None,
         one_row: Mapping[str, str | bool] | None = None,
     ) -> Selection:
-        """The finished selection."""
+        """The finished selection; a schedule's budget for several rows goes before the one given."""
+        scheduled = schedule_of(name).several
         return Selection(
             name, template, doc, blocks or {}, tuple(self.params), tuple(self.args), constants, grid,
-            tuple(self.scratches), num_warps, num_stages, max_registers, apart, schedule_of(name).several,
-            one_row or {},
+            tuple(self.scratches), num_warps, num_stages, max_registers, apart,
+            several_registers if scheduled is None else scheduled, one_row or {},
         )  # fmt: skip
 
 

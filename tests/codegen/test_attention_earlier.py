@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from kv_cases import Rows, Sizes, rows
-from launches import only_kernel, poisoned, run_plan
+from launches import poisoned, run_plan
 from torch import Tensor
 
 from flintc.codegen.planner import plan
@@ -39,19 +39,21 @@ def test_each_position_is_loaded_where_it_may_be(sizes: Sizes, step: tuple[Seque
     Positions that this step writes are NaN in the first, all others in the second.
     """
     made, graph = rows(sizes, *step), sizes.dependent("attention_partial")
-    kernel = only_kernel(graph)
-    assert "load_earlier" in kernel.source
     above, below = split(made)
     one = made.cache.numel()
-    moved = f"    keys += {one}\n    cache_ptr += {2 * one}\n"
-    if sizes.window is not None:
-        moved += f"    values += {one}\n"
-    head, body = kernel.source.rsplit("    # Above: nothing", 1)
-    edited = replace(kernel, source=head + body.replace(WAIT, WAIT + moved, 1).partition("\n")[2])
-    want = partials(graph, kernel, made, made.cache)
-    found = partials(graph, edited, made, torch.cat([above, below, made.cache]))
-    for name in graph.outputs:
-        assert torch.equal(found[name].view(torch.int32), want[name].view(torch.int32))
+    kernels = plan(graph).kernels.values()
+    assert len(kernels) == (2 if sizes.window is None else 1)
+    for kernel in kernels:
+        assert "load_earlier" in kernel.source
+        moved = f"    keys += {one}\n    cache_ptr += {2 * one}\n"
+        if "\n    values = " in kernel.source:
+            moved += f"    values += {one}\n"
+        head, body = kernel.source.rsplit("    # Above: nothing", 1)
+        edited = replace(kernel, source=head + body.replace(WAIT, WAIT + moved, 1).partition("\n")[2])
+        want = partials(graph, kernel, made, made.cache)
+        found = partials(graph, edited, made, torch.cat([above, below, made.cache]))
+        for name in graph.outputs:
+            assert torch.equal(found[name].view(torch.int32), want[name].view(torch.int32))
 
 
 def split(made: Rows) -> tuple[Tensor, Tensor]:
@@ -67,9 +69,11 @@ def split(made: Rows) -> tuple[Tensor, Tensor]:
 
 
 def partials(graph: Graph, kernel: Kernel, made: Rows, cache: Tensor) -> dict[str, Tensor]:
-    """What ``kernel``, in place of the graph's own, stores; NaN elsewhere."""
+    """What ``kernel``, in place of the graph's own for one row and for several, stores; NaN elsewhere."""
     planned = plan(graph)
-    (name,) = planned.kernels
+    (launch,) = planned.launches
     outputs = {v: poisoned(graph.values[v].type, made.env) for v in graph.outputs}
-    run_plan(replace(planned, kernels={name: kernel}), {**made.given, "cache": cache, **outputs}, {}, made.env)
+    alone = {kernel.name: replace(kernel, several=None)}
+    moved = replace(planned, kernels=alone, launches=(replace(launch, kernel=kernel.name),))
+    run_plan(moved, {**made.given, "cache": cache, **outputs}, {}, made.env)
     return outputs

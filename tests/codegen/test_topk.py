@@ -93,6 +93,23 @@ def test_ids_stay_in_range_whatever_the_logits() -> None:
     assert bool(((ids >= 0) & (ids < 100)).all())
 
 
+def test_a_number_below_all_others_is_chosen_once() -> None:
+    """The NaN with all bits set has the order of what is taken out, and of padding."""
+    logits = torch.full((1, 100), -1, dtype=torch.int32).view(torch.float32)
+    ids = interpret(topk(100, 6), {"logits": logits, "seqs": torch.zeros(1, dtype=torch.int32)}, B=1)["ids"]
+    assert ids.tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("experts", [8, 33, 64, 100, 256, 300])
+def test_ties_within_a_lane_and_across_lanes(experts: int) -> None:
+    """Few different logits, so that neighbours, lists and lanes all hold equal ones."""
+    given = torch.Generator().manual_seed(experts)
+    choose(torch.randint(0, 3, (4, experts), generator=given).float(), 6)
+    spread = torch.zeros(1, experts)
+    spread[0, torch.randperm(experts, generator=given)[:6]] = 1.0
+    choose(spread, 6)
+
+
 def test_a_row_does_not_depend_on_the_others() -> None:
     logits = torch.randn(8, 256, generator=torch.Generator().manual_seed(3))
     ids, weights = choose(logits, 6)

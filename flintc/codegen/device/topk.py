@@ -5,6 +5,9 @@ import triton.language as tl
 
 from flintc.codegen.device.order import NO_ORDER, logit_of, order_of
 
+#: Past the index of every expert.
+NOBODY: tl.constexpr = tl.constexpr(0x7FFFFFFF)
+
 
 @triton.jit
 def choose(
@@ -21,59 +24,113 @@ def choose(
 
     Returns ids int32 and weights FP32, [power of two >= CHOSEN]; elements past CHOSEN hold 0.
 
-    Logits are held 32 to a tensor, one a lane, every warp holding all of them: no round of the choice needs a barrier.
+    Each lane holds lists of up to four neighbours, sorted, and every warp holds all of them: a round looks at the heads
+    of the lists alone, and needs no barrier.
     """
+    EACH: tl.constexpr = triton.next_power_of_2((EXPERTS + 31) // 32)
+    LIST: tl.constexpr = EACH if EACH < 4 else 4
     lane = tl.arange(0, 32)
-    orders = ()
-    for first in tl.static_range(0, EXPERTS, 32):
-        index = first + lane
-        logit = tl.zeros((32,), tl.float32)
+    orders, ids = (), ()
+    for first in tl.static_range(0, EACH, LIST):
+        index = lane[:, None] * EACH + first + tl.arange(0, LIST)[None, :]
+        logit = tl.zeros((32, LIST), tl.float32)
         for part in tl.static_range(PARTS - 1, -1, -1):
             logit += tl.load(logits_ptr + part * EXPERTS + index, mask=index < EXPERTS, other=0.0)
-        orders = orders + (tl.where(index < EXPERTS, order_of(logit), NO_ORDER),)
+        orders = orders + elements(tl.where(index < EXPERTS, order_of(logit), NO_ORDER))
+        ids = ids + elements(index)
+    all_orders = orders
+    orders, ids = sorted_lists(orders, ids, LIST)
     rank = tl.arange(0, triton.next_power_of_2(CHOSEN))
-    ids = tl.zeros(rank.shape, tl.int32)
+    best_ids = tl.zeros(rank.shape, tl.int32)
     chosen = tl.full(rank.shape, NO_ORDER, tl.int32)
-    left = orders
     for r in tl.static_range(CHOSEN):
-        best, id = best_left(left)
+        best, id = best_head(orders, ids, LIST)
         chosen = tl.where(rank == r, best, chosen)
-        ids = tl.where(rank == r, id, ids)
-        left = without(left, id)
+        best_ids = tl.where(rank == r, id, best_ids)
+        orders, ids = without_head(orders, ids, id, LIST)
     taken = rank < CHOSEN
     score = tl.where(taken, logit_of(chosen), 0.0)
     if SOFTMAX:
         # The best logit is the largest: no second maximum is needed.
         top = tl.max(tl.where(taken, score, float("-inf")), 0)
         terms = tl.zeros((32,), tl.float32)
-        for group in tl.static_range(len(orders)):
-            terms += tl.where(orders[group] != NO_ORDER, tl.exp(logit_of(orders[group]) - top), 0.0)
+        for group in tl.static_range(len(all_orders)):
+            terms += tl.where(all_orders[group] != NO_ORDER, tl.exp(logit_of(all_orders[group]) - top), 0.0)
         weight = tl.exp(score - top) / tl.sum(terms, 0)
     else:
         weight = 1.0 / (1.0 + tl.exp(-score))
     weight = tl.where(taken, weight, 0.0)
     if RENORMALIZE:
         weight = weight / (tl.sum(weight, 0) + 1e-20)
-    return ids, weight
+    return best_ids, weight
 
 
 @triton.jit
-def best_left(orders):
-    """The largest of some tensors of 32 orders, and the lowest index that has it, counted through them all."""
+def elements(values):
+    """The columns of ``values`` [32, 1, 2 or 4] as a tuple of [32], within each thread."""
+    if values.shape[1] == 4:
+        evens, odds = tl.split(tl.reshape(values, (32, 2, 2)))
+        first, third = tl.split(evens)
+        second, fourth = tl.split(odds)
+        return first, second, third, fourth
+    elif values.shape[1] == 2:
+        return tl.split(values)
+    else:
+        return (tl.reshape(values, (32,)),)
+
+
+@triton.jit
+def sorted_lists(orders, ids, LIST: tl.constexpr):
+    """Each LIST neighbours sorted, the largest first, those that are equal as they were: neighbours change places."""
+    for step in tl.static_range(LIST):
+        for at in tl.static_range(len(orders) - 1):
+            # Every other pair of a list in turn, none across two lists.
+            if at % LIST % 2 == step % 2 and at % LIST < LIST - 1:
+                later = orders[at + 1] > orders[at]
+                orders = with_pair(
+                    orders, at, tl.where(later, orders[at + 1], orders[at]), tl.where(later, orders[at], orders[at + 1])
+                )
+                ids = with_pair(ids, at, tl.where(later, ids[at + 1], ids[at]), tl.where(later, ids[at], ids[at + 1]))
+    return orders, ids
+
+
+@triton.jit
+def with_pair(values, AT: tl.constexpr, one, two):
+    """The tuple ``values`` with ``one`` and ``two`` at AT and after it."""
+    made = ()
+    for at in tl.static_range(len(values)):
+        if at == AT:
+            made = made + (one,)
+        elif at == AT + 1:
+            made = made + (two,)
+        else:
+            made = made + (values[at],)
+    return made
+
+
+@triton.jit
+def best_head(orders, ids, LIST: tl.constexpr):
+    """The largest of the heads of all lists, and the lowest id that has it."""
     largest = orders[0]
-    for group in tl.static_range(1, len(orders)):
-        largest = tl.maximum(largest, orders[group])
+    for head in tl.static_range(LIST, len(orders), LIST):
+        largest = tl.maximum(largest, orders[head])
     best = tl.max(largest, 0)
-    id = tl.full((32,), 0x7FFFFFFF, tl.int32)
-    for group in tl.static_range(len(orders) - 1, -1, -1):
-        id = tl.where(orders[group] == best, group * 32 + tl.arange(0, 32), id)
+    id = tl.full((32,), NOBODY, tl.int32)
+    for head in tl.static_range(0, len(orders), LIST):
+        id = tl.minimum(id, tl.where(orders[head] == best, ids[head], NOBODY))
     return best, tl.min(id, 0)
 
 
 @triton.jit
-def without(orders, id):
-    """The orders with that of index ``id`` taken out."""
-    left = ()
-    for group in tl.static_range(len(orders)):
-        left = left + (tl.where(group * 32 + tl.arange(0, 32) == id, NO_ORDER, orders[group]),)
-    return left
+def without_head(orders, ids, id, LIST: tl.constexpr):
+    """The lists with the head whose id is ``id`` taken off, the others of its list moved up."""
+    left, left_ids = (), ()
+    for at in tl.static_range(len(orders)):
+        taken = ids[at // LIST * LIST] == id
+        if at % LIST == LIST - 1:
+            left = left + (tl.where(taken, NO_ORDER, orders[at]),)
+            left_ids = left_ids + (tl.where(taken, NOBODY, ids[at]),)
+        else:
+            left = left + (tl.where(taken, orders[at + 1], orders[at]),)
+            left_ids = left_ids + (tl.where(taken, ids[at + 1], ids[at]),)
+    return left, left_ids

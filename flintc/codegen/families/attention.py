@@ -28,8 +28,9 @@ MIN_COLUMNS = 8
 #: Registers of a program that attends in strips: left to itself the assembler saves so many that it spills.
 STRIP_REGISTERS = 128
 
-#: The same of one that takes a run of tiles: two of its programs fit a multiprocessor.
-RUN_REGISTERS = 200
+#: The same of one that takes a run of tiles, in steps of one row and of several. Of one row two programs fit a
+#: multiprocessor, since three would share it unevenly; of several, where programs are many, three.
+RUN_REGISTERS, SEVERAL_RUN_REGISTERS = 200, 168
 
 #: Channels of a head that registers hold.
 STRIP_HEADS = (64, 128)
@@ -89,10 +90,12 @@ def _runs(sig: Signature, name: str, constants: Constants, blocks: Blocks, parti
         + ("; the last program merges." if blocks["merge"] else "."),
         grid=_grid(constants),
         constants=constants,
-        blocks=blocks | {"segmented": partials > SEGMENT, "strips": strips},
+        blocks=blocks | {"segmented": partials > SEGMENT, "strips": strips, "ahead": False},
         num_warps=int(constants["WARPS"]),
         num_stages=1 if strips else RUN_STAGES,
         max_registers=RUN_REGISTERS if strips else 0,
+        several_registers=SEVERAL_RUN_REGISTERS if strips else None,
+        one_row={"ahead": strips},
     )
 
 
