@@ -41,8 +41,8 @@ def select(graph: Graph, launch: Launch) -> Selection:
 def _keep(kernels: KernelTable, graph: Graph, launch: Launch) -> tuple[str, Selection]:
     """Name of the kernel that serves ``launch``, and what made it.
 
-    One for steps of several rows is kept with it, where another budget of registers, another way to hold vectors or
-    another order of its wait, loads and trigger serves those.
+    One for steps of several rows is kept with it, where another budget of registers, another way to hold vectors, fewer
+    loads ahead or another order of its wait, loads and trigger serves those.
     """
     alone = replace(launch, dependent=launch.dependent and launch.dependent.of_one_row)
     found = select(graph, alone)

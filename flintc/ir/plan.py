@@ -62,8 +62,9 @@ class Kernel:
     per thread that the compiler schedules for (one step more on a target where it would spill); 0 leaves it to the
     compiler, which may then delay loads to save some.
     ``several`` names the kernel that runs in its place in steps of more than one row: the same arithmetic, hence the
-    same bits, under another budget, with another way to hold vectors, or with its wait, loads and trigger in another
-    order. ``apart``: no two programs of a launch are to share a multiprocessor, where there is one for each.
+    same bits, under another budget, with another way to hold vectors, with fewer loads ahead, or with its wait, loads
+    and trigger in another order. ``apart``: no two programs of a launch are to share a multiprocessor, where there
+    is one for each.
     """
 
     name: str

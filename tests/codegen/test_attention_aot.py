@@ -30,30 +30,32 @@ def sizes(request: pytest.FixtureRequest) -> Sizes:
 
 @pytest.fixture(scope="module", params=["attention", "attention_partial"])
 def kernels(sizes: Sizes, request: pytest.FixtureRequest) -> list[Kernel]:
-    """The dependent launch of the kernel that merges what it finds, or leaves that to another."""
+    """Of a launch that merges what it finds, or leaves that to another: one, or one for one row and one for several."""
     return dependent(sizes, request.param)
 
 
 def dependent(sizes: Sizes, kind: str) -> list[Kernel]:
-    """The kernel of a graph of one launch, dependent, with everything sent for that may be."""
+    """The kernels of a graph of one launch, dependent, which loads or sends for ahead what it may."""
     return list(plan(sizes.dependent(kind)).kernels.values())
 
 
 @pytest.fixture(scope="module")
 def compiled(kernels: list[Kernel]) -> list[CompiledKernel]:
-    """It for both targets."""
+    """They for both targets."""
     return list(compile_kernels(kernels, ["sm_90", "sm_100"]).values())
 
 
-def test_nothing_spills_and_two_programs_fit_a_multiprocessor(compiled: list[CompiledKernel]) -> None:
-    """Those of the whole context and of one row exactly two: three would share it unevenly."""
+def test_nothing_spills_and_two_or_three_programs_fit_a_multiprocessor(compiled: list[CompiledKernel]) -> None:
+    """Of the whole context and one row exactly two, since three would share it unevenly; of several rows three."""
     for kernel in compiled:
+        # A thread is given registers by eights.
         registers = -(-kernel.registers // 8) * 8 * kernel.num_warps * 32
-        exactly = "window" not in kernel.kernel and not kernel.kernel.endswith("_several")
-        assert not exactly or kernel.shared_bytes * 3 > 227 * 1024 or registers * 3 > 65536
+        fit = min(65536 // registers, 227 * 1024 // kernel.shared_bytes)
         assert kernel.spills == 0
-        assert registers * 2 <= 65536
-        assert kernel.shared_bytes * 2 <= 227 * 1024
+        if kernel.kernel.endswith("_several"):
+            assert fit >= 3
+        else:
+            assert fit >= 2 if "window" in kernel.kernel else fit == 2
 
 
 def test_keys_and_values_come_in_16_byte_pieces(compiled: list[CompiledKernel]) -> None:

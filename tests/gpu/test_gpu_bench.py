@@ -67,8 +67,8 @@ def test_hops_add_up_to_the_step(weights: str, batch: int, tmp_path: Path) -> No
     plan = api.lower("tiny-flint", weights)
     assert [hop.launch for hop in found.hops] == [launch.name for launch in plan.body]
     assert all(hop.hop > 0 and 0 <= hop.work <= hop.slowest and hop.let_go <= hop.last_let_go for hop in found.hops)
-    # Between one replay and the next the GPU waits for the host, which in so short a step is a quarter of its time.
-    # Replays that are timed are others than those whose hops are read: beside other work they may be shorter.
+    # The replays that are timed wait for the host in between, for up to a quarter of so short a step; those whose hops
+    # are read are others, and beside other work on the GPU they may be the longer ones.
     assert 0.5 < sum(hop.hop for hop in found.hops) / (found.stamped_ms * 1e3) < 1.1
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == 2 * len(found.hops)
 

@@ -233,12 +233,7 @@ def nothing_seen(WARPS: tl.constexpr, STRIP: tl.constexpr, CHANNELS: tl.constexp
 @triton.jit
 def join_warps(o, m, l):
     """The partial of a chunk from those of the warps: o [QUERIES, CHANNELS], m and l [QUERIES]."""
-    return join_rows(tl.permute(o, (0, 2, 1)), m, tl.sum(l, 1))
-
-
-@triton.jit
-def join_rows(o, m, l):
-    """The same of o [WARPS, HEADS, N], m and l [WARPS, HEADS]: o [HEADS, N], m and l [HEADS]."""
+    o, l = tl.permute(o, (0, 2, 1)), tl.sum(l, 1)
     top = tl.max(m, 0)
     keep = tl.exp(m - top[None, :])
     shares = add_all(tl.permute(o * keep[:, :, None], (1, 2, 0)))

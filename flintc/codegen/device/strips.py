@@ -1,10 +1,11 @@
 """Attention in tiles, wholly in registers: each warp scores a strip of 16 positions for 8 heads.
 
 Positions are the 16-row operand of ``m16n8k16``, heads its 8 columns, and again the columns of the second product,
-whose rows are channels: no lane holds what nobody needs. Keys, queries and values are loaded 16 bytes a lane and called
-by the names that the instruction expects, as in :mod:`gemv`; values are loaded as 8 channels of the four positions that
-the instruction wants of a lane, and packed by pairs of positions. Probabilities change lanes within their warp on the
-way from one product to the other. Only the warps' results meet in shared memory.
+whose rows are channels: a group of eight heads fills them, and no lane holds what nobody needs. Keys, queries and
+values are loaded 16 bytes a lane and called by the names that the instruction expects, as in :mod:`gemv`; values are
+loaded as 8 channels of the four positions that the instruction wants of a lane, and packed by pairs of positions.
+Probabilities change lanes within their warp on the way from one product to the other. Only the warps' results meet in
+shared memory.
 """
 
 import triton
@@ -146,9 +147,9 @@ def attend_strips(
 ):
     """The one partial of the tiles begin to end - 1, over their positions up to newest: as :func:`join_warps` gives it.
 
-    q: of :func:`query_columns`. k, v: keys and values of the first tile, as loaded; of values None, if a tile's are to
-    be loaded only when it is there. page, page_next: the pages of the first two tiles, each within its own. Channels
-    stand as of :func:`channel_of`.
+    q: of :func:`query_columns`. k, v: keys and values of the first tile, as loaded; v None: each tile's values are
+    loaded when its turn comes. page, page_next: the pages of the first two tiles, each within its own. Channels stand
+    as of :func:`channel_of`.
     """
     TILE: tl.constexpr = WARPS * 16
     PLANE: tl.constexpr = KV_HEADS * PAGE * HEAD

@@ -28,8 +28,8 @@ MIN_COLUMNS = 8
 #: Registers of a program that attends in strips: left to itself the assembler saves so many that it spills.
 STRIP_REGISTERS = 128
 
-#: The same of one that takes a run of tiles, in steps of one row and of several. Of one row two programs fit a
-#: multiprocessor, since three would share it unevenly; of several, where programs are many, three.
+#: The same of one that takes a run of tiles, in steps of one row and of several. At 128 channels a head two programs of
+#: one row fit a multiprocessor, since three would share it unevenly; of several, where programs are many, three.
 RUN_REGISTERS, SEVERAL_RUN_REGISTERS = 200, 168
 
 #: Channels of a head that registers hold.

@@ -54,7 +54,7 @@ def best_head(orders, ids, LIST: tl.constexpr):
 
 @triton.jit
 def elements(values):
-    """The columns of ``values`` [32, 1, 2 or 4] as a tuple of [32], within each thread."""
+    """The columns of ``values`` [32, 1, 2 or 4] as a tuple of [32]; within each thread, where one warp runs it."""
     if values.shape[1] == 4:
         evens, odds = tl.split(tl.reshape(values, (32, 2, 2)))
         first, third = tl.split(evens)
