@@ -103,10 +103,16 @@ def load_tile(key, seen, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.co
 
 
 @triton.jit
+def tile_scores(q, k, seen, SCALE: tl.constexpr):
+    """Scores of a tile's positions, -inf of those not ``seen`` (bool [WARPS, STRIP]): FP32 [WARPS, STRIP, QUERIES]."""
+    s = dot_bf16(k, q, tl.zeros((k.shape[0], k.shape[1], q.shape[2]), tl.float32)) * SCALE
+    return tl.where(seen[:, :, None], s, float("-inf"))
+
+
+@triton.jit
 def see_tile(o, m, l, q, k, v, seen, SCALE: tl.constexpr):
     """Each warp's part of a partial, its strip of a tile added; shapes as of :func:`nothing_seen`."""
-    s = dot_bf16(k, q, tl.zeros(l.shape, tl.float32)) * SCALE
-    s = tl.where(seen[:, :, None], s, float("-inf"))
+    s = tile_scores(q, k, seen, SCALE)
     top = tl.maximum(m, tl.max(s, 1))
     keep = tl.exp(m - top)[:, None, :]
     p = tl.exp(s - top[:, None, :])

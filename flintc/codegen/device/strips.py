@@ -11,7 +11,15 @@ shared memory.
 import triton
 import triton.language as tl
 
-from flintc.codegen.device.attention import LOWEST, join_warps, nothing_seen, pages_of_tile, see_tile, tile_positions
+from flintc.codegen.device.attention import (
+    LOWEST,
+    join_warps,
+    nothing_seen,
+    pages_of_tile,
+    see_tile,
+    tile_positions,
+    tile_scores,
+)
 from flintc.codegen.device.earlier import load_earlier
 from flintc.codegen.device.heads import cache_at
 from flintc.codegen.device.numerics import dot_bf16, round_bf16
@@ -116,8 +124,7 @@ def attend_chunk(
     """
     position = tile_positions(begin, WARPS, 16)
     seen = (position <= newest) & (position >= oldest)
-    s = dot_bf16(key_rows(k, HEAD, WARPS), q, tl.zeros((WARPS, 16, 8), tl.float32)) * SCALE
-    s = tl.where(seen[:, :, None], s, float("-inf"))
+    s = tile_scores(q, key_rows(k, HEAD, WARPS), seen, SCALE)
     m = tl.maximum(tl.max(s, 1), LOWEST)
     p = tl.exp(s - m[:, None, :])
     o = dot_bf16(value_rows(v, HEAD, WARPS), round_bf16(p), tl.zeros((WARPS, HEAD, 8), tl.float32))

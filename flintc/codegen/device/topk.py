@@ -47,7 +47,8 @@ def choose(
         best, id = best_head(orders, ids, LIST)
         chosen = tl.where(rank == r, best, chosen)
         best_ids = tl.where(rank == r, id, best_ids)
-        orders, ids = without_head(orders, ids, id, LIST)
+        orders = without_head(orders, ids, id, LIST, NO_ORDER)
+        ids = without_head(ids, ids, id, LIST, NOBODY)
     taken = rank < CHOSEN
     score = tl.where(taken, logit_of(chosen), 0.0)
     if SOFTMAX:
@@ -87,25 +88,15 @@ def sorted_lists(orders, ids, LIST: tl.constexpr):
             # Every other pair of a list in turn, none across two lists.
             if at % LIST % 2 == step % 2 and at % LIST < LIST - 1:
                 later = orders[at + 1] > orders[at]
-                orders = with_pair(
-                    orders, at, tl.where(later, orders[at + 1], orders[at]), tl.where(later, orders[at], orders[at + 1])
-                )
-                ids = with_pair(ids, at, tl.where(later, ids[at + 1], ids[at]), tl.where(later, ids[at], ids[at + 1]))
+                orders, ids = exchanged(orders, at, later), exchanged(ids, at, later)
     return orders, ids
 
 
 @triton.jit
-def with_pair(values, AT: tl.constexpr, one, two):
-    """The tuple ``values`` with ``one`` and ``two`` at AT and after it."""
-    made = ()
-    for at in tl.static_range(len(values)):
-        if at == AT:
-            made = made + (one,)
-        elif at == AT + 1:
-            made = made + (two,)
-        else:
-            made = made + (values[at],)
-    return made
+def exchanged(values, AT: tl.constexpr, where):
+    """The tuple ``values``, those at AT and after it in each other's place ``where`` (bool) that is so."""
+    one, two = values[AT], values[AT + 1]
+    return values[:AT] + (tl.where(where, two, one), tl.where(where, one, two)) + values[AT + 2 :]
 
 
 @triton.jit
@@ -122,15 +113,10 @@ def best_head(orders, ids, LIST: tl.constexpr):
 
 
 @triton.jit
-def without_head(orders, ids, id, LIST: tl.constexpr):
-    """The lists with the head whose id is ``id`` taken off, the others of its list moved up."""
-    left, left_ids = (), ()
-    for at in tl.static_range(len(orders)):
-        taken = ids[at // LIST * LIST] == id
-        if at % LIST == LIST - 1:
-            left = left + (tl.where(taken, NO_ORDER, orders[at]),)
-            left_ids = left_ids + (tl.where(taken, NOBODY, ids[at]),)
-        else:
-            left = left + (tl.where(taken, orders[at + 1], orders[at]),)
-            left_ids = left_ids + (tl.where(taken, ids[at + 1], ids[at]),)
-    return left, left_ids
+def without_head(values, ids, id, LIST: tl.constexpr, NONE: tl.constexpr):
+    """The lists ``values``, of that whose head among ``ids`` is ``id`` the others moved up, and NONE at its end."""
+    left = ()
+    for at in tl.static_range(len(values)):
+        after = NONE if at % LIST == LIST - 1 else values[at + 1]
+        left = left + (tl.where(ids[at // LIST * LIST] == id, after, values[at]),)
+    return left

@@ -77,7 +77,10 @@ def attention(graph: Graph, launch: Launch, partials: int | None = None) -> Sele
 
 
 def _runs(sig: Signature, name: str, constants: Constants, blocks: Blocks, partials: int) -> Selection:
-    """A partial for each program, of a run of its row's chunks; merge: the last program merges those of a row."""
+    """A partial for each program, of a run of its row's chunks; merge: the last program merges those of a row.
+
+    In registers and of one row, a tile's values are loaded a tile ahead, as its keys always are (``ahead``).
+    """
     strips = _in_registers(constants)
     constants |= _rows(strips, blocks)
     constants["PROGRAMS"] = partials
